@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA driver, by ctypes: load a cubin, describe tensors for TMA, launch.
+
+DeepGEMM's own launcher spends about 70 us of host time a call on bindings that
+build every structure anew. Here a launch is one foreign call over structures
+that were laid out once; only addresses, the row count and the stream change.
+Neither a CUDA toolkit nor cuobjdump is needed: the driver names the kernels in
+a cubin (since CUDA 12.4).
+
+Source: CUDA driver API reference, modules "Library Management", "Tensor Map
+Object Management" and "Execution Control".
+"""
+import ctypes
+import functools
+import threading
+from ctypes import byref, c_int, c_uint32, c_uint64, c_void_p
+from typing import Optional, Sequence, Tuple
+
+# Enumerators of cuda.h that are used here.
+_UINT8, _FLOAT32, _BFLOAT16 = 0, 7, 9
+_SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}
+_L2_PROMOTION_256B = 3
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
+_MIN_DRIVER = 12040
+
+
+class DriverError(RuntimeError):
+    """A driver call failed; the text names the call and CUDA's own error."""
+
+
+@functools.lru_cache(maxsize=None)
+def _libcuda() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverError(f"the CUDA driver cannot be loaded: {error}") from None
+
+
+def _check(call: str, result: int) -> None:
+    if result:
+        text = ctypes.c_char_p()
+        _libcuda().cuGetErrorString(result, byref(text))
+        why = text.value.decode() if text.value else f"error {result}"
+        raise DriverError(f"{call} failed: {why}")
+
+
+@functools.lru_cache(maxsize=None)
+def version() -> int:
+    """The CUDA version the driver supports, as 1000 * major + 10 * minor.
+
+    Raises DriverError if there is no driver.
+    """
+    value = c_int()
+    _check("cuDriverGetVersion", _libcuda().cuDriverGetVersion(byref(value)))
+    return value.value
+
+
+def unusable() -> Optional[str]:
+    """Why kernels cannot be loaded through this driver, or None."""
+    try:
+        if version() < _MIN_DRIVER:
+            return (f"the driver supports CUDA {version() // 1000}."
+                    f"{version() % 1000 // 10}, kernels are found by name "
+                    "from CUDA 12.4 on")
+    except DriverError as error:
+        return str(error)
+    return None
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", c_int), ("pad", c_int), ("value", c_uint32 * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [("grid", c_uint32 * 3), ("block", c_uint32 * 3),
+                ("shared_bytes", c_uint32), ("stream", c_void_p),
+                ("attributes", ctypes.POINTER(_Attribute)),
+                ("num_attributes", c_uint32)]
+
+
+class Kernel:
+    """The one kernel of a cubin. Usable on every device of the process.
+
+    Raises DriverError if `cubin` cannot be loaded or holds several kernels.
+    """
+
+    def __init__(self, cubin: bytes, name: Optional[str] = None):
+        cuda, library, count = _libcuda(), c_void_p(), c_uint32()
+        _check("cuInit", cuda.cuInit(0))
+        _check("cuLibraryLoadData",
+               cuda.cuLibraryLoadData(byref(library), cubin, None, None, 0,
+                                      None, None, 0))
+        self._handle = c_void_p()
+        if name is None:
+            _check("cuLibraryGetKernelCount",
+                   cuda.cuLibraryGetKernelCount(byref(count), library))
+            if count.value != 1:
+                cuda.cuLibraryUnload(library)
+                raise DriverError(f"a cubin of one kernel holds {count.value}")
+            _check("cuLibraryEnumerateKernels",
+                   cuda.cuLibraryEnumerateKernels(byref(self._handle), 1, library))
+        else:
+            _check("cuLibraryGetKernel",
+                   cuda.cuLibraryGetKernel(byref(self._handle), library,
+                                           name.encode()))
+        # The library stays loaded for the life of the process: captured graphs
+        # keep no reference to it, and unloading it under them is fatal.
+        self._library = library
+        self._shared: dict = {}
+
+    def allow_shared_bytes(self, size: int, device: int) -> None:
+        """Let the kernel use `size` bytes of dynamic shared memory on `device`."""
+        if self._shared.get(device, 0) < size:
+            _check("cuKernelSetAttribute",
+                   _libcuda().cuKernelSetAttribute(
+                       _MAX_DYNAMIC_SHARED_SIZE_BYTES, size, self._handle,
+                       device))
+            self._shared[device] = size
+
+
+class TensorMap(ctypes.Structure):
+    """A TMA descriptor (CUtensorMap) of a 2-D tensor: 128 opaque bytes.
+
+    It holds an address and a shape and nothing that lives, so two equal
+    requests may always share one.
+    """
+    _fields_ = [("opaque", c_uint64 * 16)]
+
+
+# cuTensorMapEncodeTiled wants 64-byte alignment, which ctypes does not promise.
+_staging = threading.local()
+
+
+def _aligned_staging() -> int:
+    address = getattr(_staging, "address", None)
+    if address is None:
+        _staging.buffer = ctypes.create_string_buffer(192)
+        address = (ctypes.addressof(_staging.buffer) + 63) // 64 * 64
+        _staging.address = address
+    return address
+
+
+def tensor_map(address: int, dtype: int, element_size: int, inner: int,
+               outer: int, stride: int, box_inner: int, box_outer: int,
+               swizzle: int) -> TensorMap:
+    """Describe a 2-D tensor for TMA.
+
+    `inner` and `outer` count elements of the contiguous and the strided
+    dimension, `stride` is the distance of two rows in elements, the box is what
+    one copy moves, `swizzle` is in bytes (0, 32, 64 or 128).
+    Raises DriverError, e.g. where the address is not 16-byte aligned.
+    """
+    where = _aligned_staging()
+    _check("cuTensorMapEncodeTiled",
+           _libcuda().cuTensorMapEncodeTiled(
+               c_void_p(where), dtype, c_uint32(2), c_void_p(address),
+               (c_uint64 * 2)(inner, outer),
+               (c_uint64 * 1)(stride * element_size),
+               (c_uint32 * 2)(box_inner, box_outer), (c_uint32 * 2)(1, 1), 0,
+               _SWIZZLE[swizzle], _L2_PROMOTION_256B, 0))
+    return TensorMap.from_buffer_copy(ctypes.string_at(where, 128))
+
+
+class Launch:
+    """A kernel with its launch shape and parameters, ready to be run again.
+
+    `arguments` are ctypes objects that are handed over by address; change their
+    `.value` between runs. A Launch belongs to one thread at a time.
+    """
+
+    def __init__(self, kernel: Kernel, grid: Tuple[int, int], block: int, shared_bytes: int,
+                 arguments: Sequence, cluster: int = 1,
+                 after_trigger: bool = False):
+        attributes = []
+        if cluster > 1:
+            attributes.append(
+                _Attribute(_CLUSTER_DIMENSION, 0, (c_uint32 * 16)(cluster, 1, 1)))
+        if after_trigger:
+            attributes.append(
+                _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0,
+                           (c_uint32 * 16)(1)))
+        self._attributes = (_Attribute * max(len(attributes), 1))(*attributes)
+        self.config = _Config((c_uint32 * 3)(*grid, 1),
+                              (c_uint32 * 3)(block, 1, 1), shared_bytes, None,
+                              self._attributes, len(attributes))
+        self._kernel = kernel
+        self._arguments = arguments
+        self._pointers = (c_void_p * len(arguments))(
+            *[ctypes.addressof(argument) for argument in arguments])
+        self._config_ref = byref(self.config)
+        self._launch = _libcuda().cuLaunchKernelEx
+
+    def run(self, stream: int) -> None:
+        """Enqueue on a raw CUDA stream. Raises DriverError."""
+        self.config.stream = stream
+        result = self._launch(self._config_ref, self._kernel._handle,
+                              self._pointers, None)
+        if result:
+            _check("cuLaunchKernelEx", result)
