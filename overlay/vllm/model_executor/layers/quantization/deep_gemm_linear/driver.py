@@ -14,10 +14,10 @@ import ctypes
 import functools
 import threading
 from ctypes import byref, c_int, c_uint32, c_uint64, c_void_p
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 # Enumerators of cuda.h that are used here.
-_UINT8, _FLOAT32, _BFLOAT16 = 0, 7, 9
+UINT8, FLOAT32, BFLOAT16 = 0, 7, 9
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTION_256B = 3
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
@@ -73,7 +73,8 @@ class _Attribute(ctypes.Structure):
 
 
 class _Config(ctypes.Structure):
-    _fields_ = [("grid", c_uint32 * 3), ("block", c_uint32 * 3),
+    _fields_ = [("grid_x", c_uint32), ("grid_y", c_uint32), ("grid_z", c_uint32),
+                ("block_x", c_uint32), ("block_y", c_uint32), ("block_z", c_uint32),
                 ("shared_bytes", c_uint32), ("stream", c_void_p),
                 ("attributes", ctypes.POINTER(_Attribute)),
                 ("num_attributes", c_uint32)]
@@ -91,7 +92,7 @@ class Kernel:
         _check("cuLibraryLoadData",
                cuda.cuLibraryLoadData(byref(library), cubin, None, None, 0,
                                       None, None, 0))
-        self._handle = c_void_p()
+        self.handle = c_void_p()
         if name is None:
             _check("cuLibraryGetKernelCount",
                    cuda.cuLibraryGetKernelCount(byref(count), library))
@@ -99,24 +100,26 @@ class Kernel:
                 cuda.cuLibraryUnload(library)
                 raise DriverError(f"a cubin of one kernel holds {count.value}")
             _check("cuLibraryEnumerateKernels",
-                   cuda.cuLibraryEnumerateKernels(byref(self._handle), 1, library))
+                   cuda.cuLibraryEnumerateKernels(byref(self.handle), 1, library))
         else:
             _check("cuLibraryGetKernel",
-                   cuda.cuLibraryGetKernel(byref(self._handle), library,
+                   cuda.cuLibraryGetKernel(byref(self.handle), library,
                                            name.encode()))
         # The library stays loaded for the life of the process: captured graphs
         # keep no reference to it, and unloading it under them is fatal.
         self._library = library
-        self._shared: dict = {}
 
-    def allow_shared_bytes(self, size: int, device: int) -> None:
-        """Let the kernel use `size` bytes of dynamic shared memory on `device`."""
-        if self._shared.get(device, 0) < size:
-            _check("cuKernelSetAttribute",
-                   _libcuda().cuKernelSetAttribute(
-                       _MAX_DYNAMIC_SHARED_SIZE_BYTES, size, self._handle,
-                       device))
-            self._shared[device] = size
+    def load(self, device: int, shared_bytes: int) -> None:
+        """Load for the current `device`, with room for `shared_bytes` a block.
+
+        Not while a graph is being captured: the driver may allocate.
+        """
+        cuda, function = _libcuda(), c_void_p()
+        _check("cuKernelGetFunction",
+               cuda.cuKernelGetFunction(byref(function), self.handle))
+        _check("cuKernelSetAttribute",
+               cuda.cuKernelSetAttribute(_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                         shared_bytes, self.handle, device))
 
 
 class TensorMap(ctypes.Structure):
@@ -128,22 +131,12 @@ class TensorMap(ctypes.Structure):
     _fields_ = [("opaque", c_uint64 * 16)]
 
 
-# cuTensorMapEncodeTiled wants 64-byte alignment, which ctypes does not promise.
+_ELEMENT_BYTES = {UINT8: 1, FLOAT32: 4, BFLOAT16: 2}
 _staging = threading.local()
 
 
-def _aligned_staging() -> int:
-    address = getattr(_staging, "address", None)
-    if address is None:
-        _staging.buffer = ctypes.create_string_buffer(192)
-        address = (ctypes.addressof(_staging.buffer) + 63) // 64 * 64
-        _staging.address = address
-    return address
-
-
-def tensor_map(address: int, dtype: int, element_size: int, inner: int,
-               outer: int, stride: int, box_inner: int, box_outer: int,
-               swizzle: int) -> TensorMap:
+def tensor_map(dtype: int, address: int, inner: int, outer: int, stride: int,
+               box_inner: int, box_outer: int, swizzle: int) -> TensorMap:
     """Describe a 2-D tensor for TMA.
 
     `inner` and `outer` count elements of the contiguous and the strided
@@ -151,26 +144,36 @@ def tensor_map(address: int, dtype: int, element_size: int, inner: int,
     one copy moves, `swizzle` is in bytes (0, 32, 64 or 128).
     Raises DriverError, e.g. where the address is not 16-byte aligned.
     """
-    where = _aligned_staging()
-    _check("cuTensorMapEncodeTiled",
-           _libcuda().cuTensorMapEncodeTiled(
-               c_void_p(where), dtype, c_uint32(2), c_void_p(address),
-               (c_uint64 * 2)(inner, outer),
-               (c_uint64 * 1)(stride * element_size),
-               (c_uint32 * 2)(box_inner, box_outer), (c_uint32 * 2)(1, 1), 0,
-               _SWIZZLE[swizzle], _L2_PROMOTION_256B, 0))
-    return TensorMap.from_buffer_copy(ctypes.string_at(where, 128))
+    if not hasattr(_staging, "map"):
+        # The driver wants the descriptor 64-byte aligned, which ctypes does not
+        # promise; so it is written here and copied.
+        _staging.memory = ctypes.create_string_buffer(192)
+        _staging.map = (ctypes.addressof(_staging.memory) + 63) // 64 * 64
+        _staging.sizes = (c_uint64 * 3)()
+        _staging.boxes = (c_uint32 * 4)(0, 0, 1, 1)
+        _staging.strides = byref(_staging.sizes, 16)
+        _staging.steps = byref(_staging.boxes, 8)
+    sizes, boxes = _staging.sizes, _staging.boxes
+    sizes[0], sizes[1], sizes[2] = inner, outer, stride * _ELEMENT_BYTES[dtype]
+    boxes[0], boxes[1] = box_inner, box_outer
+    result = _libcuda().cuTensorMapEncodeTiled(
+        c_void_p(_staging.map), dtype, 2, c_void_p(address), sizes,
+        _staging.strides, boxes, _staging.steps, 0, _SWIZZLE[swizzle],
+        _L2_PROMOTION_256B, 0)
+    if result:
+        _check("cuTensorMapEncodeTiled", result)
+    return TensorMap.from_buffer_copy(ctypes.string_at(_staging.map, 128))
 
 
 class Launch:
     """A kernel with its launch shape and parameters, ready to be run again.
 
-    `arguments` are ctypes objects that are handed over by address; change their
-    `.value` between runs. A Launch belongs to one thread at a time.
+    `parameters` are ctypes objects that are handed over by address: change their
+    `.value`, or an entry of `pointers`, between runs. Nothing is locked here.
     """
 
-    def __init__(self, kernel: Kernel, grid: Tuple[int, int], block: int, shared_bytes: int,
-                 arguments: Sequence, cluster: int = 1,
+    def __init__(self, kernel: Kernel, block: int, shared_bytes: int,
+                 parameters: Sequence, cluster: int = 1,
                  after_trigger: bool = False):
         attributes = []
         if cluster > 1:
@@ -181,20 +184,19 @@ class Launch:
                 _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0,
                            (c_uint32 * 16)(1)))
         self._attributes = (_Attribute * max(len(attributes), 1))(*attributes)
-        self.config = _Config((c_uint32 * 3)(*grid, 1),
-                              (c_uint32 * 3)(block, 1, 1), shared_bytes, None,
+        self.config = _Config(1, 1, 1, block, 1, 1, shared_bytes, None,
                               self._attributes, len(attributes))
-        self._kernel = kernel
-        self._arguments = arguments
-        self._pointers = (c_void_p * len(arguments))(
-            *[ctypes.addressof(argument) for argument in arguments])
+        self.parameters = parameters
+        self.pointers = (c_void_p * len(parameters))(
+            *[ctypes.addressof(parameter) for parameter in parameters])
+        self._handle = kernel.handle
         self._config_ref = byref(self.config)
         self._launch = _libcuda().cuLaunchKernelEx
 
-    def run(self, stream: int) -> None:
-        """Enqueue on a raw CUDA stream. Raises DriverError."""
-        self.config.stream = stream
-        result = self._launch(self._config_ref, self._kernel._handle,
-                              self._pointers, None)
+    def run(self, grid_x: int, grid_y: int, stream: int) -> None:
+        """Enqueue on a raw CUDA stream of the current device. Raises DriverError."""
+        config = self.config
+        config.grid_x, config.grid_y, config.stream = grid_x, grid_y, stream
+        result = self._launch(self._config_ref, self._handle, self.pointers, None)
         if result:
             _check("cuLaunchKernelEx", result)

@@ -9,12 +9,18 @@ The arithmetic is that of vLLM's own `per_token_group_quant_fp8` (absolute
 maximum over the group, at least 1e-10, over 448), in the same order, so both
 paths see the same 8-bit values.
 """
+from ctypes import c_int32, c_void_p
+
+import torch
 import triton
 import triton.language as tl
+
+from . import driver
 
 GROUP_SIZE = 128
 GROUPS_PER_PROGRAM = 8
 NUM_WARPS = 4
+EPS, FP8_MAX = 1e-10, 448.0
 
 
 @triton.jit(do_not_specialize=["row_stride_16b", "num_groups", "scales_stride"])
@@ -39,3 +45,44 @@ def _group_quantize(x_ptr, q_ptr, scales_ptr, row_stride_16b, num_groups,
              q.to(q_ptr.dtype.element_ty), mask=live[:, None])
     tl.store(scales_ptr + group.to(tl.int64) * scales_stride + row, scale,
              mask=live)
+
+
+class Quantizer:
+    """The compiled kernel, launched without Triton's own launcher.
+
+    Triton compiles it once a process (its bundled ptxas, no CUDA toolkit); one
+    binary serves every shape and every Hopper device.
+    """
+
+    def __init__(self, trigger: bool):
+        compiled = _group_quantize.warmup(
+            torch.bfloat16, torch.float8_e4m3fn, torch.float32, 2, 2, 2,
+            EPS, FP8_MAX, GROUPS=GROUPS_PER_PROGRAM, TRIGGER=trigger,
+            num_warps=NUM_WARPS, grid=(1, 1))
+        shared = compiled.metadata.shared
+        self._kernel = driver.Kernel(compiled.asm["cubin"], compiled.metadata.name)
+        self._x, self._q, self._scales = c_void_p(), c_void_p(), c_void_p()
+        self._stride, self._groups, self._scales_stride = c_int32(), c_int32(), c_int32()
+        # Later Tritons append scratch pointers; a kernel without them ignores these.
+        self._launch = driver.Launch(
+            self._kernel, NUM_WARPS * 32, shared,
+            [self._x, self._q, self._scales, self._stride, self._groups,
+             self._scales_stride, c_void_p(), c_void_p()])
+
+    def load(self, device: int) -> None:
+        """Load for the current device."""
+        self._kernel.load(device, self._launch.config.shared_bytes)
+
+    def run(self, m: int, k: int, x: int, row_stride: int, q: int, scales: int,
+            scales_stride: int, stream: int) -> None:
+        """Quantize `m` rows of `k` bfloat16 values at address `x`.
+
+        `row_stride` counts elements and is a multiple of 8, `x` is 16-byte
+        aligned. Writes float8_e4m3fn [m, k] at `q` and float32 scales at
+        `scales`, where row r of group g is at g * `scales_stride` + r.
+        """
+        self._x.value, self._q.value, self._scales.value = x, q, scales
+        self._stride.value = row_stride // 8
+        groups = self._groups.value = k // GROUP_SIZE
+        self._scales_stride.value = scales_stride
+        self._launch.run(m, -(-groups // GROUPS_PER_PROGRAM), stream)
