@@ -157,7 +157,8 @@ class Layer:
                 return None
         stride, address = x.stride(0), x.data_ptr()
         if x.stride(1) != 1 or stride % 8 or address % 16:
-            x = x.contiguous()
+            # Not contiguous(): that keeps a lone row where it is, aligned or not.
+            x = x.clone(memory_format=torch.contiguous_format)
             stride, address = k, x.data_ptr()
         # FP8 values of `rows` rows, then their scales: one allocation.
         rows = tile.rows
