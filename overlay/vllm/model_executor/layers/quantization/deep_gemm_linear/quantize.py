@@ -18,7 +18,7 @@ import triton.language as tl
 from . import driver
 
 GROUP_SIZE = 128
-GROUPS_PER_PROGRAM = 8
+GROUPS_PER_PROGRAM = 16
 NUM_WARPS = 4
 EPS, FP8_MAX = 1e-10, 448.0
 
