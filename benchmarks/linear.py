@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -60,6 +61,7 @@ class Bench:
             bits[(bits & 0x7F) > 0x60] = 0x38
             scale = torch.rand(-(-n // 128), k // 128, device="cuda") * 1e-2 + 1e-3
             self.weights.append((bits.view(torch.float8_e4m3fn), scale))
+        self.turns = max(1, 24 // copies)
         self.x = torch.randn(max_m, k, device="cuda", dtype=torch.bfloat16)
         self.layer = linear.layer_for(torch.bfloat16, *self.weights[0], BLOCK,
                                       self.x.device)
@@ -112,7 +114,8 @@ class Bench:
     def graph(self, call):
         """A graph over all weight copies; long enough to time."""
         torch = self.torch
-        copies = range(len(self.weights))
+        # Short graphs would be timed with the launch of the graph itself.
+        copies = list(range(len(self.weights))) * self.turns
         call(0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -133,14 +136,14 @@ class Bench:
         torch.cuda.synchronize()
         spent, rounds = 0.0, 0
         while rounds < 5 or (spent < budget_ms and rounds < 60):
-            for slot, (name, graph) in enumerate(graphs.items()):
+            for slot, graph in enumerate(graphs.values()):
                 starts[slot].record()
                 graph.replay()
                 ends[slot].record()
             torch.cuda.synchronize()
             for slot, name in enumerate(graphs):
                 elapsed = starts[slot].elapsed_time(ends[slot])
-                times[name].append(elapsed * 1e3 / len(self.weights))
+                times[name].append(elapsed * 1e3 / len(self.weights) / self.turns)
                 spent += elapsed
             rounds += 1
         return {name: statistics.median(values) for name, values in times.items()}
@@ -242,9 +245,8 @@ def measure(options):
               f"{n * k / result['read_tb_s'] / 1e6:.1f} us", flush=True)
         rivals = [p for p in bench.paths() if p in paths]
         for m in ms:
-            calls = {p: (lambda c, p=p: bench.run(p, m, c)) for p in rivals}
-            calls["gemm"] = lambda c: bench.part("gemm", m, c)
-            calls["quant"] = lambda c: bench.part("quant", m, c)
+            calls = {p: partial(bench.run, p, m) for p in rivals}
+            calls.update({part: partial(bench.part, part, m) for part in ("gemm", "quant")})
             cell = dict(layer=label, n=n, k=k, m=m, kernel=bench.layer.tile(m).spec.name,
                         us=bench.time(calls, options.budget))
             if m in (10, 65, 512) and n * k < 150e6:
@@ -254,11 +256,11 @@ def measure(options):
             result["cells"].append(cell)
             print(f"M {m:5} " + " ".join(f"{p} {t:8.2f}" for p, t in cell["us"].items())
                   + f"  {cell['kernel'].split('_', 2)[2]}", flush=True)
-        del bench
+        bench = None
         torch.cuda.empty_cache()
+        if options.out:  # after every layer: a run that is cut short keeps what it has
+            Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
     summarize(result)
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
 
 
 def geomean(values):

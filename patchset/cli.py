@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from patchset import __version__
 from patchset.files import APPLIED, EDITED, MISSING, PRISTINE, FileState, read_file
-from patchset.pins import overlay_files, read_pins
+from patchset.pins import Pin, overlay_files, read_pins
 from patchset.refusals import DONE, INTERRUPTED, REFUSED, Refusal
 from patchset.target import Target, find_target, match_pin
 from patchset.trees import Trees, plan
@@ -137,8 +137,8 @@ def _diff(answer: Dict[str, Any], trees: Trees, as_json: bool) -> None:
         sys.stdout.buffer.write(trees.diff)
 
 
-def _list(pins: Sequence, as_json: bool) -> None:
-    rows = [dict(pin=p.name, wheels=p.wheels, tags=p.tags, commits=p.commits, ends=p.ends,
+def _list(pins: Sequence[Pin], as_json: bool) -> None:
+    rows: List[Dict[str, Any]] = [dict(pin=p.name, wheels=p.wheels, tags=p.tags, commits=p.commits, ends=p.ends,
                  base=p.base, result=p.result, overlay=p.overlay) for p in pins]
     if as_json:
         print(json.dumps(rows, indent=2))

@@ -70,10 +70,11 @@ class IsolatedGit:
             given.write(stdin)
             given.seek(0)
             with _without_git_variables():
-                return self._git.execute(
+                out: bytes = self._git.execute(
                     ["git", *_SETTINGS, *arguments], istream=given,
                     env={k: v for k, v in environment.items() if v is not None},
                     stdout_as_string=False, strip_newline_in_stdout=False)
+                return out
 
 
 class _without_git_variables:

@@ -70,7 +70,7 @@ def _ids(data: Dict[str, Any], key: str, where: Path) -> Dict[str, str]:
 def _text(data: Dict[str, Any], key: str, kind: type, where: Path) -> Any:
     value = data.get(key)
     good = isinstance(value, kind) and (
-        kind is not list or all(isinstance(item, str) for item in value))
+        not isinstance(value, list) or all(isinstance(item, str) for item in value))
     if not good:
         raise CannotRun(f"pin file {where} has no {key} of type {kind.__name__}",
                         "restore it: git checkout -- patches")
@@ -106,7 +106,7 @@ def read_pins(folder: Path = PATCHES) -> List[Pin]:
     """All pins, newest first."""
     found = [path.parent for path in folder.glob("*/pin.toml")]
 
-    def age(path: Path) -> list:
+    def age(path: Path) -> List[int]:
         return [int(number) for number in re.findall(r"\d+", path.name)]
 
     if not found:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way in which the tool says no: exit code, one sentence, one next step."""
-from typing import Optional
+from typing import List, Optional
 
 DONE, REFUSED, CANNOT_RUN, CONFLICT, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -13,7 +13,7 @@ class Refusal(Exception):
     code = REFUSED
 
     def __init__(self, sentence: str, hint: Optional[str] = None,
-                 files: Optional[list] = None):
+                 files: Optional[List[str]] = None):
         super().__init__(sentence)
         self.sentence, self.hint, self.files = sentence, hint, files or []
 

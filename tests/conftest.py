@@ -13,6 +13,7 @@ sys.path[:0] = [str(PROJECT), str(PROJECT / "tests")]
 
 from patchset.cli import main  # noqa: E402
 from patchset.pins import overlay_files, read_pins  # noqa: E402
+
 from real_vllm import sources  # noqa: E402
 
 PINS = {pin.name: pin for pin in read_pins()}

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import FP8_UTILS, PINS, PROJECT, fill, git, snapshot
+
 from patchset.files import blob_id
+
+from conftest import FP8_UTILS, PINS, PROJECT, fill, git, snapshot
 
 
 def ids(root, names):

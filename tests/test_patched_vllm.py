@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PROJECT
+
 from patchset.cli import main
+
+from conftest import PROJECT
 from real_vllm import sources
 
 pytest.importorskip("torch", reason="torch is not installed")

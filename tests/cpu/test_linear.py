@@ -2,9 +2,10 @@
 """Layout and shape handling of one call, with the real quantizer interpreted."""
 import multiprocessing
 
-import cpu_path
 import pytest
 import torch
+
+import cpu_path
 
 BLOCK = [128, 128]
 

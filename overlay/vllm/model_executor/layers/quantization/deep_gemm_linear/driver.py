@@ -29,7 +29,7 @@ class DriverError(RuntimeError):
     """A driver call failed; the text names the call and CUDA's own error."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _libcuda() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
@@ -45,7 +45,7 @@ def _check(call: str, result: int) -> None:
         raise DriverError(f"{call} failed: {why}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def version() -> int:
     """The CUDA version the driver supports, as 1000 * major + 10 * minor.
 

@@ -9,7 +9,6 @@ import importlib
 from typing import Optional, Sequence
 
 import torch
-
 from vllm.platforms import current_platform
 
 from . import driver, kernel_cache, shapes
@@ -17,7 +16,7 @@ from . import driver, kernel_cache, shapes
 BLOCK_SIZE = (128, 128)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def include_folder() -> str:
     """DeepGEMM's header folder. Raises ImportError if the package is not usable."""
     package = importlib.import_module("deep_gemm")
@@ -28,7 +27,7 @@ def include_folder() -> str:
     return package.__path__[0] + "/include"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def device_refusal(device: int) -> Optional[str]:
     """Why no layer on this CUDA device can run through DeepGEMM, or None.
 

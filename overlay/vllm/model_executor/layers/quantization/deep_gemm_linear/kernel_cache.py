@@ -109,7 +109,7 @@ class Compiler:
     @property
     def name(self) -> str:
         interleave = self.version <= _LAST_INTERLEAVED and self.cuobjdump
-        return "nvcc-%d.%d" % self.version + ("-interleaved" if interleave else "")
+        return f"nvcc-{self.version[0]}.{self.version[1]}" + ("-interleaved" if interleave else "")
 
 
 def find_compiler() -> Tuple[Optional[Compiler], str]:
@@ -129,7 +129,7 @@ def find_compiler() -> Tuple[Optional[Compiler], str]:
     return _inspect(path)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _inspect(path: str) -> Tuple[Optional[Compiler], str]:
     try:
         text = subprocess.run([path, "--version"], capture_output=True, text=True,
@@ -148,7 +148,7 @@ def _inspect(path: str) -> Tuple[Optional[Compiler], str]:
     return Compiler(path, version, cuobjdump), ""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def sources_key(include: str) -> str:
     """Hash of all that decides a kernel's code but the compiler.
 

@@ -12,7 +12,6 @@ import threading
 from typing import Dict, List, Optional, Tuple
 
 import torch
-
 from vllm.logger import init_logger
 
 from . import driver, gate, kernel_cache, plan

@@ -22,11 +22,11 @@ from .kernel_cache import KernelSpec
 # Nanoseconds of one step of 128 along K, by (block_m, block_n).
 STEP_NS: Dict[Tuple[int, int], int] = {
     (64, 16): 110, (64, 24): 123, (64, 32): 124, (64, 40): 139, (64, 48): 144,
-    (64, 56): 159, (64, 64): 153, (64, 80): 194, (64, 96): 247, (64, 112): 278,
-    (64, 120): 286, (64, 160): 320,
+    (64, 56): 159, (64, 64): 153, (64, 72): 191, (64, 80): 194, (64, 88): 217,
+    (64, 96): 247, (64, 104): 247, (64, 112): 278, (64, 120): 286, (64, 160): 320,
     (128, 16): 134, (128, 24): 157, (128, 32): 158, (128, 40): 198, (128, 48): 208,
-    (128, 64): 228, (128, 80): 314, (128, 96): 330, (128, 112): 459, (128, 120): 414,
-    (128, 144): 529, (128, 160): 422,
+    (128, 56): 248, (128, 64): 228, (128, 80): 314, (128, 96): 330, (128, 104): 375,
+    (128, 112): 459, (128, 120): 414, (128, 144): 529, (128, 160): 422,
     (256, 48): 422, (256, 80): 558, (256, 112): 790,
 }
 TILE_NS = 1000
@@ -64,7 +64,7 @@ def overlaps(spec: KernelSpec) -> bool:
     return spec.n * spec.k >= _OVERLAP_MIN_BYTES
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _stages(k: int, block_m: int, block_n: int) -> int:
     """Deepest pipeline that fits shared memory and K.
 
@@ -81,7 +81,7 @@ def _stages(k: int, block_m: int, block_n: int) -> int:
                      f"{block_m}x{block_n}")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _kernel(blocks: int, n: int, k: int, num_sms: int) -> KernelSpec:
     """The kernel for `blocks` blocks of 64 rows."""
     m = blocks * 64

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
-
 from vllm.logger import init_logger
 
 from . import linear, plan
