@@ -93,7 +93,9 @@ def _run(options: argparse.Namespace) -> int:
         answer: Dict[str, Any] = dict(root=str(target.root), kind=target.kind, pin=pin.name,
                                       version=target.version, overlay=__version__, state=state)
         if options.status:
-            answer["lines"] = [f"  {s.state:8} {s.path}" for s in states] + [f"state: {state}"]
+            answer["lines"] = [
+                f"  {'absent' if s.added and s.state == PRISTINE else s.state:8} {s.path}"
+                for s in states] + [f"state: {state}"]
             _report(answer, states, options.json)
             return DONE if state in (PRISTINE, APPLIED) else REFUSED
         _refuse_edited(target, states)
@@ -138,8 +140,9 @@ def _diff(answer: Dict[str, Any], trees: Trees, as_json: bool) -> None:
 
 
 def _list(pins: Sequence[Pin], as_json: bool) -> None:
-    rows: List[Dict[str, Any]] = [dict(pin=p.name, wheels=p.wheels, tags=p.tags, commits=p.commits, ends=p.ends,
-                 base=p.base, result=p.result, overlay=p.overlay) for p in pins]
+    rows: List[Dict[str, Any]] = [
+        dict(pin=p.name, wheels=p.wheels, tags=p.tags, commits=p.commits, ends=p.ends,
+             base=p.base, result=p.result, overlay=p.overlay) for p in pins]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
