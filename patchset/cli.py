@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: arguments, text or JSON, exit code."""
 import argparse
+import contextlib
 import json
+import re
 import sys
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
 from patchset import __version__
-from patchset.files import APPLIED, EDITED, MISSING, PRISTINE, FileState, read_file
-from patchset.pins import Pin, overlay_files, read_pins
+from patchset.files import APPLIED, EDITED, MISSING, PRISTINE, FileState, blob_id, read_file
+from patchset.pins import Pin, overlay_files, read_history, read_pins, version_key
+from patchset.record import Tree, find_record, rewritten
 from patchset.refusals import DONE, INTERRUPTED, REFUSED, Refusal
 from patchset.target import Target, find_target, match_pin
-from patchset.trees import Trees, plan
-from patchset.write import Tree, locked, write
+from patchset.trees import Trees, base_files, plan
+from patchset.write import locked, write
 
 _EPILOG = """exit codes: 0 in the asked state; 1 refused, nothing changed;
 2 cannot run; 3 a patch conflicts; 130 interrupted"""
@@ -48,11 +52,43 @@ def tree_state(states: List[FileState]) -> str:
 
 def _refuse_edited(target: Target, states: List[FileState]) -> None:
     edited = [s.path for s in states if s.added and s.state == EDITED]
-    if edited:
-        raise Refusal(f"files in {target.root} are neither absent nor this overlay's "
-                      f"({__version__}); nothing was written",
-                      "undo with the overlay version that wrote them, or remove them",
-                      edited)
+    if not edited:
+        return
+    init = next((name for name in edited if name.endswith("deep_gemm_linear/__init__.py")), None)
+    found = re.search(rb'^__version__ = "([\d.]+)"',
+                      read_file(target.root, init) or b"", re.M) if init else None
+    if found and version_key(found[1].decode()) > version_key(__version__):
+        raise Refusal(f"{target.root} holds overlay {found[1].decode()}, newer than this "
+                      f"{__version__}", "use that version's apply.py, or reverse with it first")
+    raise Refusal(f"files in {target.root} are neither absent nor this overlay's "
+                  f"({__version__}); nothing was written",
+                  "undo with the overlay version that wrote them, or remove them", edited)
+
+
+@dataclass
+class Found:
+    """What is in the target: its pin, each file's state, and which overlay version."""
+    pin: Pin
+    states: List[FileState]
+    version: str = __version__
+    old_pin: Optional[Pin] = None
+
+
+def _find(target: Target, overlay: Dict[str, bytes], allow_commit: Optional[str]) -> Found:
+    pins = read_pins()
+    try:
+        pin, states = match_pin(target, pins, {n: blob_id(c) for n, c in overlay.items()},
+                                allow_commit)
+        _refuse_edited(target, states)
+        return Found(pin, states)
+    except Refusal as refusal:
+        for release in read_history():
+            with contextlib.suppress(Refusal):
+                old, states = match_pin(target, release.pins, release.added, allow_commit)
+                new = next((pin for pin in pins if pin.name == old.name), None)
+                if new and tree_state(states) in (APPLIED, "mixed"):
+                    return Found(new, states, release.version, old)
+        raise refusal
 
 
 def _report(answer: Dict[str, Any], states: List[FileState], as_json: bool) -> None:
@@ -82,54 +118,106 @@ def _change_lines(changed: List[str], current: Tree, wanted: Tree) -> List[str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    pins, overlay = read_pins(), overlay_files()
     if options.list:
-        _list(pins, options.json)
+        _list(read_pins(), options.json)
         return DONE
+    overlay = overlay_files()
     target = find_target(options.vllm_path)
     with locked(target.root):
-        pin, states = match_pin(target, pins, overlay, options.allow_commit)
-        state = tree_state(states)
-        answer: Dict[str, Any] = dict(root=str(target.root), kind=target.kind, pin=pin.name,
-                                      version=target.version, overlay=__version__, state=state)
+        found = _find_for_status(target, overlay, options) if options.status else \
+            _find(target, overlay, options.allow_commit)
+        state = tree_state(found.states)
+        if state == APPLIED and found.old_pin:
+            state = "older"
+        record = find_record(target.root) if not target.checkout else None
+        current: Tree = {s.path: read_file(target.root, s.path) for s in found.states}
+        if record:
+            current[record] = read_file(target.root, record)
+        if state == APPLIED and record and _record_is_stale(current, found, record, overlay):
+            state = "mixed"
+        answer: Dict[str, Any] = dict(
+            root=str(target.root), kind=target.kind, pin=found.pin.name,
+            version=target.version, overlay=found.version, state=state)
         if options.status:
             answer["lines"] = [
                 f"  {'absent' if s.added and s.state == PRISTINE else s.state:8} {s.path}"
-                for s in states] + [f"state: {state}"]
-            _report(answer, states, options.json)
+                for s in found.states] + [f"state: {_said(state, found)}"]
+            _report(answer, found.states, options.json)
             return DONE if state in (PRISTINE, APPLIED) else REFUSED
-        _refuse_edited(target, states)
         asked = PRISTINE if options.reverse else APPLIED
         if state == asked and not options.diff:
             answer.update(changed=[], lines=[f"already {asked}, nothing to do"])
-            _report(answer, states, options.json)
+            _report(answer, found.states, options.json)
             return DONE
-        trees = plan(target, pin, states, overlay)
+        base = base_files(target, found.old_pin or found.pin, found.states)
+        trees = plan(base, found.pin, overlay)
         if options.diff:
             _diff(answer, trees, options.json)
             return DONE
-        current: Tree = {s.path: read_file(target.root, s.path) for s in states}
-        # Added files go in first and out last: what imports them is never alone.
-        order = [*overlay, *pin.base]
-        if options.reverse:
-            order = [*reversed(list(pin.base)), *overlay]
-        goal = trees.base if options.reverse else trees.result
-        wanted: Tree = {name: goal[name] for name in order}
-        changed = [name for name in order if wanted[name] != current[name]]
+        wanted = _wanted(trees, found, current, record, options.reverse)
+        changed = [name for name in wanted if wanted[name] != current[name]]
         lines = _change_lines(changed, current, wanted)
-        if state == "mixed":
-            lines.insert(0, "half-applied: the run finishes it" if asked == APPLIED
-                         else "half-applied: the run undoes it")
+        if state in ("mixed", "older"):
+            lines.insert(0, f"{_said(state, found)}: the run "
+                         f"{'undoes' if options.reverse else 'finishes'} it")
         if options.check:
             answer.update(changed=changed, tree=trees.tree, lines=[
                 *lines, f"would be {asked}: {len(changed)} files, result tree {trees.tree}"])
         else:
             write(target.root, current, wanted)
-            answer.update(changed=changed, tree=trees.tree, state=asked, lines=[
-                *lines, f"{asked}: {len(changed)} files"
-                + ("" if options.reverse else f", result tree {trees.tree}")])
-        _report(answer, states, options.json)
+            answer.update(changed=changed, tree=trees.tree, state=asked, overlay=__version__,
+                          lines=[*lines, f"{asked}: {len(changed)} files"
+                                 + ("" if options.reverse else f", result tree {trees.tree}")])
+        _report(answer, found.states, options.json)
     return DONE
+
+
+def _find_for_status(target: Target, overlay: Dict[str, bytes],
+                     options: argparse.Namespace) -> Found:
+    try:
+        return _find(target, overlay, options.allow_commit)
+    except Refusal:
+        # Status tells of edited overlay files instead of refusing them.
+        pin, states = match_pin(target, read_pins(),
+                                {n: blob_id(c) for n, c in overlay.items()},
+                                options.allow_commit)
+        return Found(pin, states)
+
+
+def _said(state: str, found: Found) -> str:
+    if state == "older":
+        return f"applied by overlay {found.version}, this is {__version__}"
+    if state != "mixed":
+        return state
+    if all((s.state == APPLIED) == s.added for s in found.states):
+        return "half-applied: vllm was reinstalled or upgraded under the overlay"
+    return "half-applied"
+
+
+def _record_is_stale(current: Tree, found: Found, record: str,
+                     overlay: Dict[str, bytes]) -> bool:
+    if found.old_pin:
+        return False
+    mine = {name: content for name, content in current.items() if name != record}
+    known = (dict.fromkeys(overlay), mine)
+    return rewritten(current[record] or b"", known, mine) != current[record]
+
+
+def _wanted(trees: Trees, found: Found, current: Tree, record: Optional[str],
+            reverse: bool) -> Tree:
+    """What to write, in an order in which every moment's tree imports and uninstalls."""
+    goal = trees.base if reverse else trees.result
+    added = [name for name in goal if trees.base[name] is None]
+    old = [s.path for s in found.states if s.added and s.path not in goal]
+    order = [*reversed(list(found.pin.base)), *added, *old] if reverse else \
+        [*added, *found.pin.base, *old]
+    wanted: Tree = {name: goal.get(name) for name in order}
+    for name in wanted:
+        current.setdefault(name, None)
+    if record:
+        text = rewritten(current[record] or b"", (trees.base, trees.result, current), wanted)
+        wanted = {**wanted, record: text} if reverse else {record: text, **wanted}
+    return wanted
 
 
 def _diff(answer: Dict[str, Any], trees: Trees, as_json: bool) -> None:

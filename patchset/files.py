@@ -95,10 +95,19 @@ def replace_file(root: Path, name: str, content: Optional[bytes]) -> None:
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _drop_unchecked_bytecode(path)
     except BaseException:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def _drop_unchecked_bytecode(path: Path) -> None:
+    # Python compares other bytecode with its source; this kind it just runs.
+    for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        with open(cached, "rb") as file:
+            if file.read(8)[4:] == b"\x01\0\0\0":
+                cached.unlink()
 
 
 def _default_mode() -> int:

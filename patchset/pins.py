@@ -9,6 +9,7 @@ from patchset.refusals import CannotRun
 
 PROJECT = Path(__file__).resolve().parent.parent
 PATCHES, OVERLAY = PROJECT / "patches", PROJECT / "overlay"
+HISTORY = PATCHES / "history"
 _ID = re.compile(r"[0-9a-f]{40}")
 
 
@@ -106,12 +107,34 @@ def read_pins(folder: Path = PATCHES) -> List[Pin]:
     """All pins, newest first."""
     found = [path.parent for path in folder.glob("*/pin.toml")]
 
-    def age(path: Path) -> List[int]:
-        return [int(number) for number in re.findall(r"\d+", path.name)]
-
     if not found:
         raise CannotRun(f"no pins under {folder}", "clone the whole project")
-    return [read_pin(path) for path in sorted(found, key=age, reverse=True)]
+    return [read_pin(path) for path in sorted(found, key=lambda p: version_key(p.name),
+                                               reverse=True)]
+
+
+@dataclass(frozen=True)
+class Release:
+    """An earlier overlay version: its pins and the blob ids of its added files."""
+    version: str
+    pins: List[Pin]
+    added: Dict[str, str]
+
+
+def read_history(folder: Path = HISTORY) -> List[Release]:
+    """Earlier overlay versions, newest first; see ci/refresh.py --freeze."""
+    found = []
+    for path in sorted(folder.glob("*/added"), key=lambda p: version_key(p.parent.name),
+                       reverse=True):
+        rows = [line.split(" ", 1) for line in path.read_text(encoding="utf-8").splitlines()]
+        found.append(Release(path.parent.name, read_pins(path.parent),
+                             {check_inside(name, str(path)): blob for blob, name in rows}))
+    return found
+
+
+def version_key(text: str) -> List[int]:
+    """Numbers of a version, to compare by."""
+    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def overlay_files(folder: Path = OVERLAY) -> Dict[str, bytes]:

@@ -79,8 +79,11 @@ def _version(root: Path) -> Optional[str]:
     return match[1] if match else None
 
 
-def look(target: Target, pin: Pin, overlay: Dict[str, bytes]) -> List[FileState]:
-    """The state of each file that `pin` patches or adds, from content alone."""
+def look(target: Target, pin: Pin, added: Dict[str, str]) -> List[FileState]:
+    """The state of each file that `pin` patches or adds, from content alone.
+
+    `added`: path to blob id of the overlay's files.
+    """
     states = []
     for name, base in pin.base.items():
         content = read_file(target.root, name)
@@ -89,10 +92,10 @@ def look(target: Target, pin: Pin, overlay: Dict[str, bytes]) -> List[FileState]
         crlf = (state == EDITED and content is not None
                 and blob_id(content.replace(b"\r\n", b"\n")) in (base, pin.result[name]))
         states.append(FileState(name, state, False, crlf))
-    for name, wanted in overlay.items():
+    for name, wanted in added.items():
         content = read_file(target.root, name)
         state = (PRISTINE if content is None else
-                 APPLIED if content == wanted else EDITED)
+                 APPLIED if blob_id(content) == wanted else EDITED)
         states.append(FileState(name, state, True, False))
     return states
 
@@ -101,14 +104,14 @@ def _agrees(states: List[FileState]) -> bool:
     return all(s.state in (PRISTINE, APPLIED) for s in states if not s.added)
 
 
-def match_pin(target: Target, pins: List[Pin], overlay: Dict[str, bytes],
+def match_pin(target: Target, pins: List[Pin], added: Dict[str, str],
               allow_commit: Optional[str] = None) -> Tuple[Pin, List[FileState]]:
     """The pin whose files these are, with the state of each file.
 
     Raises Refusal (already upstream, edited, another commit) or CannotRun
     (no pin knows this tree).
     """
-    looks = [(pin, look(target, pin, overlay)) for pin in pins]
+    looks = [(pin, look(target, pin, added)) for pin in pins]
     whole = [pair for pair in looks if _agrees(pair[1])]
     if not whole and any((target.root / name).exists() for name in _UPSTREAM):
         raise Refusal(f"already upstream: vLLM {target.version or 'here'} has its own "

@@ -6,13 +6,15 @@ series, forward for pristine files and backward for applied ones, so that no
 copy of vLLM and no record of an earlier run is needed.
 """
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from patchset.files import APPLIED, FileState, blob_id, read_file
 from patchset.git import IsolatedGit
 from patchset.pins import Pin, check_inside
 from patchset.refusals import PatchConflict
 from patchset.target import Target
+
+_REFRESH = "git checkout -- patches overlay, or write the pins anew: python ci/refresh.py"
 
 
 @dataclass(frozen=True)
@@ -29,78 +31,103 @@ def _paths_of(patch: bytes) -> List[str]:
     return [line[6:] for line in lines if line.startswith(("--- a/", "+++ b/"))]
 
 
-def plan(target: Target, pin: Pin, states: List[FileState],
-         overlay: Dict[str, bytes]) -> Trees:
-    """Both trees for `target`, checked against the pin's ids.
-
-    Raises PatchConflict naming the patch and file if one does not fit or the
-    outcome is not the pinned one.
-    """
-    base: Dict[str, Optional[bytes]] = {name: None for name in overlay}
-    result: Dict[str, Optional[bytes]] = dict(overlay)
+def _patches(pin: Pin) -> List[Tuple[str, bytes]]:
     patches = [(path.name, path.read_bytes()) for path in pin.patches]
     for name, patch in patches:
+        if b"\nGIT binary patch\n" in patch or b"\r" in patch:
+            raise PatchConflict(f"patch {name} is binary or has CRLF line ends",
+                                "git checkout -- patches, with core.autocrlf=false")
         for touched in _paths_of(patch):
             check_inside(touched, name)
             if touched not in pin.base:
                 raise PatchConflict(f"patch {name} touches {touched}, which pin "
-                                    f"{pin.name} has no base for",
-                                    "python ci/refresh.py writes pin.toml anew")
-    with IsolatedGit() as git:
+                                    f"{pin.name} has no base for", _REFRESH)
+    return patches
+
+
+class _Scratch:
+    """A repository of its own in which indexes are built and patched."""
+
+    def __init__(self, git: IsolatedGit, pin: Pin):
+        self.git, self.pin = git, pin
         git.run("init", "-q", "--bare", "--template=", ".")
-        applied = {s.path for s in states if s.state == APPLIED and not s.added}
 
-        def stage(files: Dict[str, bytes], index: str) -> None:
-            rows = []
-            for name, content in files.items():
-                blob = git.run("hash-object", "-w", "--stdin", stdin=content)
-                rows.append(f"100644 {blob.decode().strip()}\t{name}")
-            git.run("update-index", "--index-info", index=index,
-                    stdin=("\n".join(rows) + "\n").encode())
+    def stage(self, files: Dict[str, bytes], index: str) -> None:
+        rows = []
+        for name, content in files.items():
+            blob = self.git.run("hash-object", "-w", "--stdin", stdin=content)
+            rows.append(f"100644 {blob.decode().strip()}\t{name}")
+        self.git.run("update-index", "--index-info", index=index,
+                     stdin=("\n".join(rows) + "\n").encode())
 
-        def patch_index(name: str, patch: bytes, index: str, *options: str) -> None:
-            try:
-                git.run("apply", "--cached", *options, "-", stdin=patch, index=index)
-            except git.error as error:
-                why = (error.stderr or "").replace("stderr: ", "").strip().strip("'")
-                raise PatchConflict(
-                    f"patch {name} of pin {pin.name} does not apply to {target.root}",
-                    "nothing was written; python ci/check_pins.py tells which pin is "
-                    "broken", why.strip().splitlines()) from None
+    def patch(self, name: str, patch: bytes, index: str, *options: str) -> None:
+        try:
+            self.git.run("apply", "--cached", *options, "-", stdin=patch, index=index)
+        except self.git.error as error:
+            why = (error.stderr or "").replace("stderr: ", "").strip().strip("'")
+            raise PatchConflict(
+                f"patch {name} of pin {self.pin.name} does not apply; nothing was written",
+                "python ci/check_pins.py tells which pin is broken",
+                why.strip().splitlines()) from None
 
-        def blobs(index: str) -> Dict[str, bytes]:
-            rows = git.run("ls-files", "-s", "-z", index=index).split(b"\0")[:-1]
-            return {row.split(b"\t")[1].decode(): git.run("cat-file", "blob",
-                                                          row.split()[1].decode())
-                    for row in rows}
+    def tree(self, index: str) -> str:
+        return self.git.run("write-tree", index=index).decode().strip()
 
-        current = {name: read_file(target.root, name) or b"" for name in pin.base}
-        stage(current, "base")
-        if applied:
+    def blobs(self, index: str) -> Dict[str, bytes]:
+        rows = self.git.run("ls-files", "-s", "-z", index=index).split(b"\0")[:-1]
+        return {row.split(b"\t")[1].decode(): self.git.run("cat-file", "blob",
+                                                           row.split()[1].decode())
+                for row in rows}
+
+    def check(self, what: str, wanted: Dict[str, str], found: Dict[str, bytes]) -> None:
+        for name, blob in wanted.items():
+            if blob_id(found[name]) != blob:
+                raise PatchConflict(f"{what} of {name} is not the one pinned by "
+                                    f"{self.pin.name}", _REFRESH)
+
+
+def base_files(target: Target, pin: Pin, states: List[FileState]) -> Dict[str, bytes]:
+    """vLLM's own content of each patched file: applied ones are patched backward.
+
+    Raises PatchConflict if what comes out is not what the pin says.
+    """
+    files = {name: read_file(target.root, name) or b"" for name in pin.base}
+    applied = {s.path for s in states if s.state == APPLIED and not s.added}
+    if applied:
+        with IsolatedGit() as git:
+            scratch = _Scratch(git, pin)
+            scratch.stage(files, "base")
             only = [f"--include={name}" for name in sorted(applied)]
-            for name, patch in reversed(patches):
+            for name, patch in reversed(_patches(pin)):
                 if applied & set(_paths_of(patch)):
-                    patch_index(name, patch, "base", "--reverse", *only)
-        base.update(blobs("base"))
-        stage({name: base[name] or b"" for name in pin.base}, "result")
-        for name, patch in patches:
-            patch_index(name, patch, "result")
-        result.update(blobs("result"))
-        stage(overlay, "overlay")
-        added = git.run("write-tree", index="overlay").decode().strip()
-        stage(overlay, "result")
-        tree = git.run("write-tree", index="result").decode().strip()
-        before = git.run("write-tree", index="base").decode().strip()
-        diff = git.run("diff", "--no-color", "--no-ext-diff", "--no-renames", before, tree)
-    for name in pin.base:
-        for what, wanted, content in (("base", pin.base[name], base[name]),
-                                      ("result", pin.result[name], result[name])):
-            if content is None or blob_id(content) != wanted:
-                raise PatchConflict(f"{what} of {name} is not the one pinned by {pin.name}",
-                                    "git checkout -- patches overlay, or write the "
-                                    "pins anew: python ci/refresh.py")
-    if added != pin.overlay:
-        raise PatchConflict(f"the overlay {added} is not the one pinned by {pin.name} "
-                            f"({pin.overlay})", "git checkout -- patches overlay, or "
-                            "write the pins anew: python ci/refresh.py")
-    return Trees(base, result, tree, diff)
+                    scratch.patch(name, patch, "base", "--reverse", *only)
+            files = scratch.blobs("base")
+            scratch.check("base", pin.base, files)
+    return files
+
+
+def plan(base: Dict[str, bytes], pin: Pin, overlay: Dict[str, bytes]) -> Trees:
+    """Both trees from vLLM's own files, checked against the pin's ids.
+
+    Raises PatchConflict naming the patch and file if one does not fit or the
+    outcome is not the pinned one.
+    """
+    with IsolatedGit() as git:
+        scratch = _Scratch(git, pin)
+        scratch.stage(base, "base")
+        scratch.check("base", pin.base, base)
+        scratch.stage(base, "result")
+        for name, patch in _patches(pin):
+            scratch.patch(name, patch, "result")
+        result = scratch.blobs("result")
+        scratch.check("result", pin.result, result)
+        scratch.stage(overlay, "overlay")
+        added = scratch.tree("overlay")
+        if added != pin.overlay:
+            raise PatchConflict(f"the overlay {added} is not the one pinned by {pin.name} "
+                                f"({pin.overlay})", _REFRESH)
+        scratch.stage(overlay, "result")
+        tree = scratch.tree("result")
+        diff = git.run("diff", "--no-color", "--no-ext-diff", "--no-renames",
+                       scratch.tree("base"), tree)
+    return Trees({**base, **dict.fromkeys(overlay)}, {**result, **overlay}, tree, diff)

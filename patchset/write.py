@@ -10,12 +10,11 @@ import fcntl
 import os
 import signal
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List
 
-from patchset.files import blob_id, check_writable, read_file, replace_file
+from patchset.files import check_writable, read_file, replace_file
+from patchset.record import Tree
 from patchset.refusals import INTERRUPTED, CannotRun, Refusal
-
-Tree = Dict[str, Optional[bytes]]
 
 
 class Interrupted(Refusal):
@@ -92,8 +91,3 @@ def _undo(root: Path, done: List[str], before: Tree) -> None:
         raise CannotRun(f"undoing a failed write failed too; {root} is mixed",
                         "run apply.py again: it finishes, or undoes with --reverse",
                         [f"{name}: {why}" for name, why in failed.items()])
-
-
-def ids(tree: Tree) -> Dict[str, Optional[str]]:
-    """Path to blob id, None for absent."""
-    return {name: None if c is None else blob_id(c) for name, c in tree.items()}

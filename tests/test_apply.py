@@ -9,7 +9,7 @@ import pytest
 
 from patchset.files import blob_id
 
-from conftest import FP8_UTILS, PINS, PROJECT, fill, git, snapshot
+from real_vllm import FP8_UTILS, PINS, PROJECT, fill, git, snapshot
 
 
 def ids(root, names):
@@ -94,7 +94,7 @@ def test_mixed_tree_is_finished_or_undone(wheel, apply, newest, overlay):
     base = before[FP8_UTILS][1]
     (wheel / FP8_UTILS).write_bytes(base)
     (wheel / next(iter(overlay))).unlink()
-    assert apply(wheel, "--status") == 1 and "state: mixed" in apply.out
+    assert apply(wheel, "--status") == 1 and "state: half-applied" in apply.out
     assert apply(wheel) == 0 and "half-applied: the run finishes it" in apply.out
     assert snapshot(wheel) == applied
     (wheel / FP8_UTILS).write_bytes(base)

@@ -9,8 +9,7 @@ import pytest
 
 from patchset.cli import main
 
-from conftest import PROJECT
-from real_vllm import sources
+from real_vllm import PROJECT, sources
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from conftest import FP8_UTILS, PROJECT, git, snapshot
-from real_vllm import sources
+from real_vllm import FP8_UTILS, PROJECT, git, snapshot, sources
 
 
 def refused(apply, root, code, *said, flags=(), hint=True):

@@ -14,6 +14,8 @@ this package imports none of its modules, so a build machine can use `plan` and
 `kernel_cache` without vLLM.
 """
 
+__version__ = "0.1.0"
+
 
 def __getattr__(name: str):
     if name == "block_fp8_linear":
