@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: arguments, text or JSON, exit code."""
 import argparse
-import contextlib
 import json
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from patchset import __version__
-from patchset.files import APPLIED, EDITED, MISSING, PRISTINE, FileState, blob_id, read_file
-from patchset.pins import Pin, overlay_files, read_history, read_pins, version_key
+from patchset.files import (
+    APPLIED,
+    EDITED,
+    MISSING,
+    OLDER,
+    PRISTINE,
+    FileState,
+    blob_id,
+    is_leftover,
+    prune,
+    read_file,
+)
+from patchset.pins import Pin, Release, overlay_files, read_history, read_pins, version_key
 from patchset.record import Tree, find_record, rewritten
 from patchset.refusals import DONE, INTERRUPTED, REFUSED, Refusal
 from patchset.target import Target, find_target, match_pin
@@ -43,10 +54,12 @@ def _arguments(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def tree_state(states: List[FileState]) -> str:
-    """pristine, applied, mixed (some of each), or edited."""
+    """pristine, applied, older, mixed (some of each), or edited."""
     kinds = {s.state for s in states}
     if kinds & {EDITED, MISSING}:
         return EDITED
+    if OLDER in kinds:
+        return OLDER
     return kinds.pop() if len(kinds) == 1 else "mixed"
 
 
@@ -67,28 +80,22 @@ def _refuse_edited(target: Target, states: List[FileState]) -> None:
 
 @dataclass
 class Found:
-    """What is in the target: its pin, each file's state, and which overlay version."""
+    """What is in the target: its pin, each file's state, and earlier releases."""
     pin: Pin
     states: List[FileState]
-    version: str = __version__
-    old_pin: Optional[Pin] = None
+    history: List[Release]
+
+    @property
+    def version(self) -> str:
+        """The overlay version that the tree is patched by, as far as it is."""
+        return next((s.version for s in self.states if s.version), __version__)
 
 
 def _find(target: Target, overlay: Dict[str, bytes], allow_commit: Optional[str]) -> Found:
-    pins = read_pins()
-    try:
-        pin, states = match_pin(target, pins, {n: blob_id(c) for n, c in overlay.items()},
-                                allow_commit)
-        _refuse_edited(target, states)
-        return Found(pin, states)
-    except Refusal as refusal:
-        for release in read_history():
-            with contextlib.suppress(Refusal):
-                old, states = match_pin(target, release.pins, release.added, allow_commit)
-                new = next((pin for pin in pins if pin.name == old.name), None)
-                if new and tree_state(states) in (APPLIED, "mixed"):
-                    return Found(new, states, release.version, old)
-        raise refusal
+    history = read_history()
+    pin, states = match_pin(target, read_pins(), {n: blob_id(c) for n, c in overlay.items()},
+                            history, allow_commit)
+    return Found(pin, states, history)
 
 
 def _report(answer: Dict[str, Any], states: List[FileState], as_json: bool) -> None:
@@ -124,16 +131,14 @@ def _run(options: argparse.Namespace) -> int:
     overlay = overlay_files()
     target = find_target(options.vllm_path)
     with locked(target.root):
-        found = _find_for_status(target, overlay, options) if options.status else \
-            _find(target, overlay, options.allow_commit)
+        found = _find(target, overlay, options.allow_commit)
         state = tree_state(found.states)
-        if state == APPLIED and found.old_pin:
-            state = "older"
         record = find_record(target.root) if not target.checkout else None
         current: Tree = {s.path: read_file(target.root, s.path) for s in found.states}
         if record:
             current[record] = read_file(target.root, record)
-        if state == APPLIED and record and _record_is_stale(current, found, record, overlay):
+        if state in (APPLIED, PRISTINE) and record and \
+                _record_is_stale(current, record, overlay):
             state = "mixed"
         answer: Dict[str, Any] = dict(
             root=str(target.root), kind=target.kind, pin=found.pin.name,
@@ -144,12 +149,15 @@ def _run(options: argparse.Namespace) -> int:
                 for s in found.states] + [f"state: {_said(state, found)}"]
             _report(answer, found.states, options.json)
             return DONE if state in (PRISTINE, APPLIED) else REFUSED
+        _refuse_edited(target, found.states)
         asked = PRISTINE if options.reverse else APPLIED
+        if state == PRISTINE and _leftover(target, overlay):
+            state = "mixed"
         if state == asked and not options.diff:
             answer.update(changed=[], lines=[f"already {asked}, nothing to do"])
             _report(answer, found.states, options.json)
             return DONE
-        base = base_files(target, found.old_pin or found.pin, found.states)
+        base = base_files(target, found.pin, found.states, found.history)
         trees = plan(base, found.pin, overlay)
         if options.diff:
             _diff(answer, trees, options.json)
@@ -157,7 +165,7 @@ def _run(options: argparse.Namespace) -> int:
         wanted = _wanted(trees, found, current, record, options.reverse)
         changed = [name for name in wanted if wanted[name] != current[name]]
         lines = _change_lines(changed, current, wanted)
-        if state in ("mixed", "older"):
+        if state in ("mixed", OLDER):
             lines.insert(0, f"{_said(state, found)}: the run "
                          f"{'undoes' if options.reverse else 'finishes'} it")
         if options.check:
@@ -165,6 +173,8 @@ def _run(options: argparse.Namespace) -> int:
                 *lines, f"would be {asked}: {len(changed)} files, result tree {trees.tree}"])
         else:
             write(target.root, current, wanted)
+            for folder in _leftover(target, overlay):
+                prune(target.root, folder)
             answer.update(changed=changed, tree=trees.tree, state=asked, overlay=__version__,
                           lines=[*lines, f"{asked}: {len(changed)} files"
                                  + ("" if options.reverse else f", result tree {trees.tree}")])
@@ -172,20 +182,8 @@ def _run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _find_for_status(target: Target, overlay: Dict[str, bytes],
-                     options: argparse.Namespace) -> Found:
-    try:
-        return _find(target, overlay, options.allow_commit)
-    except Refusal:
-        # Status tells of edited overlay files instead of refusing them.
-        pin, states = match_pin(target, read_pins(),
-                                {n: blob_id(c) for n, c in overlay.items()},
-                                options.allow_commit)
-        return Found(pin, states)
-
-
 def _said(state: str, found: Found) -> str:
-    if state == "older":
+    if state == OLDER:
         return f"applied by overlay {found.version}, this is {__version__}"
     if state != "mixed":
         return state
@@ -194,12 +192,14 @@ def _said(state: str, found: Found) -> str:
     return "half-applied"
 
 
-def _record_is_stale(current: Tree, found: Found, record: str,
-                     overlay: Dict[str, bytes]) -> bool:
-    if found.old_pin:
-        return False
+def _leftover(target: Target, overlay: Dict[str, bytes]) -> List[Path]:
+    folders = {(target.root / name).parent for name in overlay}
+    return [folder for folder in sorted(folders) if is_leftover(folder)]
+
+
+def _record_is_stale(current: Tree, record: str, overlay: Dict[str, bytes]) -> bool:
     mine = {name: content for name, content in current.items() if name != record}
-    known = (dict.fromkeys(overlay), mine)
+    known: List[Tree] = [dict.fromkeys(overlay), mine, {**overlay}]
     return rewritten(current[record] or b"", known, mine) != current[record]
 
 

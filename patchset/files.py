@@ -11,17 +11,22 @@ from typing import Iterator, Optional
 
 from patchset.refusals import CannotRun, Refusal
 
-PRISTINE, APPLIED, EDITED, MISSING = "pristine", "applied", "edited", "missing"
+PRISTINE, APPLIED, OLDER = "pristine", "applied", "older"
+EDITED, MISSING = "edited", "missing"
 _LARGEST = 16 << 20
 
 
 @dataclass(frozen=True)
 class FileState:
-    """`state` of one path; `added` files are ours and pristine means not there."""
+    """`state` of one path; `added` files are ours and pristine means not there.
+
+    `version`: the overlay that an older file is from.
+    """
     path: str
     state: str
     added: bool
-    crlf: bool
+    crlf: bool = False
+    version: Optional[str] = None
 
 
 def blob_id(content: bytes) -> str:
@@ -80,7 +85,7 @@ def replace_file(root: Path, name: str, content: Optional[bytes]) -> None:
     if content is None:
         if path.exists():
             path.unlink()
-        _prune(root, path.parent)
+        prune(root, path.parent)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
@@ -116,10 +121,18 @@ def _default_mode() -> int:
     return 0o666 & ~mask
 
 
-def _prune(root: Path, folder: Path) -> None:
-    # Bytecode of a removed module would keep its folder importable.
+def is_leftover(folder: Path) -> bool:
+    """Whether a folder of added files is still there without any source."""
+    return folder.is_dir() and not any(folder.glob("*.py"))
+
+
+def prune(root: Path, folder: Path) -> None:
+    """Remove `folder` and its parents as far as they are empty; bytecode does not count.
+
+    Bytecode of a removed module would keep its folder importable.
+    """
     cache = folder / "__pycache__"
-    if folder.is_dir() and not any(folder.glob("*.py")) and cache.is_dir():
+    if is_leftover(folder) and cache.is_dir():
         for leftover in cache.glob("*.pyc"):
             leftover.unlink()
     for path in (cache, folder, *folder.parents):

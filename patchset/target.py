@@ -5,11 +5,20 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from patchset import git
-from patchset.files import APPLIED, EDITED, MISSING, PRISTINE, FileState, blob_id, read_file
-from patchset.pins import Pin
+from patchset.files import (
+    APPLIED,
+    EDITED,
+    MISSING,
+    OLDER,
+    PRISTINE,
+    FileState,
+    blob_id,
+    read_file,
+)
+from patchset.pins import Pin, Release
 from patchset.refusals import CannotRun, Refusal
 
 # vLLM's own DeepGEMM linear path lives in one of these, from 0.9.2 on.
@@ -79,39 +88,54 @@ def _version(root: Path) -> Optional[str]:
     return match[1] if match else None
 
 
-def look(target: Target, pin: Pin, added: Dict[str, str]) -> List[FileState]:
+def look(target: Target, pin: Pin, added: Dict[str, str],
+         history: Sequence[Release] = ()) -> List[FileState]:
     """The state of each file that `pin` patches or adds, from content alone.
 
-    `added`: path to blob id of the overlay's files.
+    `added`: path to blob id of the overlay's files. A file of an earlier release
+    in `history` is "older"; files that only a release added are listed if there.
     """
     states = []
     for name, base in pin.base.items():
         content = read_file(target.root, name)
         found = None if content is None else blob_id(content)
         state = {None: MISSING, base: PRISTINE, pin.result[name]: APPLIED}.get(found, EDITED)
+        version = None
+        if state == EDITED:
+            version = next((r.version for r in history for old in r.pins if old.name == pin.name
+                            and old.result.get(name) == found), None)
+            state = OLDER if version else EDITED
         crlf = (state == EDITED and content is not None
                 and blob_id(content.replace(b"\r\n", b"\n")) in (base, pin.result[name]))
-        states.append(FileState(name, state, False, crlf))
-    for name, wanted in added.items():
+        states.append(FileState(name, state, False, crlf, version))
+    for name in {**added, **{name: None for r in history for name in r.added}}:
         content = read_file(target.root, name)
-        state = (PRISTINE if content is None else
-                 APPLIED if blob_id(content) == wanted else EDITED)
-        states.append(FileState(name, state, True, False))
+        if content is None:
+            if name in added:
+                states.append(FileState(name, PRISTINE, True))
+            continue
+        found = blob_id(content)
+        if found == added.get(name):
+            states.append(FileState(name, APPLIED, True))
+            continue
+        version = next((r.version for r in history if r.added.get(name) == found), None)
+        states.append(FileState(name, OLDER if version else EDITED, True, False, version))
     return states
 
 
 def _agrees(states: List[FileState]) -> bool:
-    return all(s.state in (PRISTINE, APPLIED) for s in states if not s.added)
+    return all(s.state in (PRISTINE, APPLIED, OLDER) for s in states if not s.added)
 
 
 def match_pin(target: Target, pins: List[Pin], added: Dict[str, str],
+              history: Sequence[Release] = (),
               allow_commit: Optional[str] = None) -> Tuple[Pin, List[FileState]]:
     """The pin whose files these are, with the state of each file.
 
     Raises Refusal (already upstream, edited, another commit) or CannotRun
     (no pin knows this tree).
     """
-    looks = [(pin, look(target, pin, added)) for pin in pins]
+    looks = [(pin, look(target, pin, added, history)) for pin in pins]
     whole = [pair for pair in looks if _agrees(pair[1])]
     if not whole and any((target.root / name).exists() for name in _UPSTREAM):
         raise Refusal(f"already upstream: vLLM {target.version or 'here'} has its own "

@@ -6,11 +6,11 @@ series, forward for pristine files and backward for applied ones, so that no
 copy of vLLM and no record of an earlier run is needed.
 """
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from patchset.files import APPLIED, FileState, blob_id, read_file
+from patchset.files import APPLIED, OLDER, FileState, blob_id, read_file
 from patchset.git import IsolatedGit
-from patchset.pins import Pin, check_inside
+from patchset.pins import Pin, Release, check_inside
 from patchset.refusals import PatchConflict
 from patchset.target import Target
 
@@ -79,30 +79,35 @@ class _Scratch:
                                                            row.split()[1].decode())
                 for row in rows}
 
-    def check(self, what: str, wanted: Dict[str, str], found: Dict[str, bytes]) -> None:
-        for name, blob in wanted.items():
-            if blob_id(found[name]) != blob:
-                raise PatchConflict(f"{what} of {name} is not the one pinned by "
-                                    f"{self.pin.name}", _REFRESH)
+
+def _check(pin: Pin, what: str, wanted: Dict[str, str], found: Dict[str, bytes]) -> None:
+    for name, blob in wanted.items():
+        if blob_id(found[name]) != blob:
+            raise PatchConflict(f"{what} of {name} is not the one pinned by {pin.name}", _REFRESH)
 
 
-def base_files(target: Target, pin: Pin, states: List[FileState]) -> Dict[str, bytes]:
-    """vLLM's own content of each patched file: applied ones are patched backward.
+def base_files(target: Target, pin: Pin, states: List[FileState],
+               history: Sequence[Release] = ()) -> Dict[str, bytes]:
+    """vLLM's own content of each patched file: patched ones are patched backward.
 
     Raises PatchConflict if what comes out is not what the pin says.
     """
     files = {name: read_file(target.root, name) or b"" for name in pin.base}
-    applied = {s.path for s in states if s.state == APPLIED and not s.added}
-    if applied:
+    versions = {s.version for s in states if s.state in (APPLIED, OLDER) and not s.added}
+    for version in versions:
+        old = pin if version is None else next(
+            p for r in history if r.version == version for p in r.pins if p.name == pin.name)
+        patched = {s.path for s in states if s.version == version and not s.added
+                   and s.state in (APPLIED, OLDER)}
         with IsolatedGit() as git:
-            scratch = _Scratch(git, pin)
+            scratch = _Scratch(git, old)
             scratch.stage(files, "base")
-            only = [f"--include={name}" for name in sorted(applied)]
-            for name, patch in reversed(_patches(pin)):
-                if applied & set(_paths_of(patch)):
+            only = [f"--include={name}" for name in sorted(patched)]
+            for name, patch in reversed(_patches(old)):
+                if patched & set(_paths_of(patch)):
                     scratch.patch(name, patch, "base", "--reverse", *only)
             files = scratch.blobs("base")
-            scratch.check("base", pin.base, files)
+    _check(pin, "base", pin.base, files)
     return files
 
 
@@ -115,12 +120,12 @@ def plan(base: Dict[str, bytes], pin: Pin, overlay: Dict[str, bytes]) -> Trees:
     with IsolatedGit() as git:
         scratch = _Scratch(git, pin)
         scratch.stage(base, "base")
-        scratch.check("base", pin.base, base)
+        _check(pin, "base", pin.base, base)
         scratch.stage(base, "result")
         for name, patch in _patches(pin):
             scratch.patch(name, patch, "result")
         result = scratch.blobs("result")
-        scratch.check("result", pin.result, result)
+        _check(pin, "result", pin.result, result)
         scratch.stage(overlay, "overlay")
         added = scratch.tree("overlay")
         if added != pin.overlay:

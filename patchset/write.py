@@ -61,8 +61,8 @@ def write(root: Path, current: Tree, wanted: Tree) -> List[str]:
                 if read_file(root, name) != current[name]:
                     raise Refusal(f"{root / name} changed while it was being patched",
                                   "python apply.py --status")
-                replace_file(root, name, wanted[name])
                 done.append(name)
+                replace_file(root, name, wanted[name])
             for name in names:
                 if read_file(root, name) != wanted[name]:
                     raise Refusal(f"{root / name} does not hold what was written",
@@ -84,7 +84,8 @@ def _undo(root: Path, done: List[str], before: Tree) -> None:
     failed: Dict[str, Any] = {}
     for name in reversed(done):
         try:
-            replace_file(root, name, before[name])
+            if read_file(root, name) != before[name]:
+                replace_file(root, name, before[name])
         except OSError as error:
             failed[name] = error.strerror
     if failed:

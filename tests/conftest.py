@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real vLLM files as wheels and as git checkouts, in temporary folders."""
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -77,3 +78,14 @@ def apply(capsys):
 @pytest.fixture(scope="session")
 def overlay():
     return overlay_files()
+
+
+@pytest.fixture
+def tally():
+    """Counts what was tried, for docs/reliability.md (ci/reliability.py)."""
+    def count(what, number=1):
+        path = os.environ.get("RELIABILITY_TALLY")
+        if path:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{number}\t{what}\n")
+    return count
