@@ -4,6 +4,7 @@
 
     python ci/refresh.py                      overlay ids of all pins
     python ci/refresh.py v0.9.1 --base DIR --edited DIR
+    python ci/refresh.py --freeze             keep this version under patches/history/
 
 Both folders hold `vllm/`; each touched file belongs to one patch, whose header
 is kept. The same trees always give the same files. Exit codes: 0 written,
@@ -11,13 +12,15 @@ is kept. The same trees always give the same files. Exit codes: 0 written,
 """
 import argparse
 import re
+import shutil
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from patchset import __version__  # noqa: E402
 from patchset.files import blob_id  # noqa: E402
 from patchset.git import IsolatedGit  # noqa: E402
-from patchset.pins import PATCHES, overlay_files  # noqa: E402
+from patchset.pins import HISTORY, PATCHES, overlay_files  # noqa: E402
 
 
 def overlay_id(git: IsolatedGit) -> str:
@@ -60,12 +63,23 @@ def refresh(git: IsolatedGit, pin: str, base: Path, edited: Path) -> None:
     (folder / "pin.toml").write_text(text)
 
 
+def freeze() -> Path:
+    """Keep the present version's pins and file ids, for later versions to leave."""
+    folder = HISTORY / __version__
+    for path in sorted(PATCHES.glob("*/pin.toml")):
+        shutil.copytree(path.parent, folder / path.parent.name, dirs_exist_ok=True)
+    (folder / "added").write_text("".join(f"{blob_id(content)} {name}\n"
+                                          for name, content in overlay_files().items()))
+    return folder
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pin", nargs="?")
     parser.add_argument("--base", type=Path)
     parser.add_argument("--edited", type=Path)
+    parser.add_argument("--freeze", action="store_true")
     options = parser.parse_args()
     if options.pin and not (options.base and options.edited):
         parser.error("a pin needs --base and --edited")
@@ -74,6 +88,9 @@ def main() -> int:
         if options.pin:
             refresh(git, options.pin, options.base, options.edited)
         tree = overlay_id(git)
+    if options.freeze:
+        print(freeze())
+        return 0
     for path in sorted(PATCHES.glob("*/pin.toml")):
         text = path.read_text()
         path.write_text(re.sub(r'^overlay = ".*"$', f'overlay = "{tree}"', text, flags=re.M))

@@ -20,6 +20,7 @@ from patchset.files import (
     is_leftover,
     prune,
     read_file,
+    sweep,
 )
 from patchset.pins import Pin, Release, overlay_files, read_history, read_pins, version_key
 from patchset.record import Tree, find_record, rewritten
@@ -150,6 +151,8 @@ def _run(options: argparse.Namespace) -> int:
             _report(answer, found.states, options.json)
             return DONE if state in (PRISTINE, APPLIED) else REFUSED
         _refuse_edited(target, found.states)
+        if not (options.check or options.diff):
+            sweep(target.root, current)
         asked = PRISTINE if options.reverse else APPLIED
         if state == PRISTINE and _leftover(target, overlay):
             state = "mixed"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Single files of a target: read, told apart by content, replaced in one step."""
+import contextlib
 import errno
 import hashlib
 import os
@@ -7,7 +8,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterable, Iterator, Optional
 
 from patchset.refusals import CannotRun, Refusal
 
@@ -75,6 +76,17 @@ def check_writable(root: Path, names: Iterator[str]) -> None:
                             "run as the owner, or on a writable copy")
 
 
+TEMPORARY = ".deepgemm-overlay-"
+
+
+def sweep(root: Path, names: Iterable[str]) -> None:
+    """Remove temporary files that a killed run left beside `names`."""
+    for folder in sorted({(root / name).parent for name in names}):
+        for leftover in folder.glob(TEMPORARY + "*"):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+
 def replace_file(root: Path, name: str, content: Optional[bytes]) -> None:
     """Give `name` the new content in one step, or remove it (None).
 
@@ -89,7 +101,7 @@ def replace_file(root: Path, name: str, content: Optional[bytes]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    handle, temporary = tempfile.mkstemp(prefix=".deepgemm-overlay-", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

@@ -53,7 +53,7 @@ def check_inside(name: str, where: str) -> str:
     """Return `name` if it stays inside the tree, else raise CannotRun."""
     path = PurePosixPath(name)
     if (path.is_absolute() or ".." in path.parts or not path.parts
-            or path.parts[0] != "vllm" or "\\" in name or "\0" in name):
+            or path.parts[0] != "vllm" or "\\" in name or not name.isprintable()):
         raise CannotRun(f"{where} names a path outside the vllm package: {name!r}",
                         "restore it: git checkout -- patches")
     return name

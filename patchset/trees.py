@@ -5,8 +5,9 @@ Both are built in a scratch repository from the target's own files and the pin's
 series, forward for pristine files and backward for applied ones, so that no
 copy of vLLM and no record of an earlier run is needed.
 """
+import re
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from patchset.files import APPLIED, OLDER, FileState, blob_id, read_file
 from patchset.git import IsolatedGit
@@ -14,6 +15,8 @@ from patchset.pins import Pin, Release, check_inside
 from patchset.refusals import PatchConflict
 from patchset.target import Target
 
+_MORE_THAN_LINES = re.compile(
+    rb"^(GIT binary patch|(old|new|deleted file|new file) mode|(rename|copy) (from|to)) ?", re.M)
 _REFRESH = "git checkout -- patches overlay, or write the pins anew: python ci/refresh.py"
 
 
@@ -24,25 +27,6 @@ class Trees:
     result: Dict[str, Optional[bytes]]
     tree: str
     diff: bytes
-
-
-def _paths_of(patch: bytes) -> List[str]:
-    lines = patch.decode("utf-8", "surrogateescape").splitlines()
-    return [line[6:] for line in lines if line.startswith(("--- a/", "+++ b/"))]
-
-
-def _patches(pin: Pin) -> List[Tuple[str, bytes]]:
-    patches = [(path.name, path.read_bytes()) for path in pin.patches]
-    for name, patch in patches:
-        if b"\nGIT binary patch\n" in patch or b"\r" in patch:
-            raise PatchConflict(f"patch {name} is binary or has CRLF line ends",
-                                "git checkout -- patches, with core.autocrlf=false")
-        for touched in _paths_of(patch):
-            check_inside(touched, name)
-            if touched not in pin.base:
-                raise PatchConflict(f"patch {name} touches {touched}, which pin "
-                                    f"{pin.name} has no base for", _REFRESH)
-    return patches
 
 
 class _Scratch:
@@ -60,15 +44,40 @@ class _Scratch:
         self.git.run("update-index", "--index-info", index=index,
                      stdin=("\n".join(rows) + "\n").encode())
 
+    def patches(self) -> List[Tuple[str, bytes, List[str]]]:
+        """Name, content and touched paths of each patch of the series; none is trusted."""
+        found = []
+        for path in self.pin.patches:
+            name, patch = path.name, path.read_bytes()
+            if b"\r" in patch or _MORE_THAN_LINES.search(patch):
+                raise PatchConflict(f"patch {name} does more than change lines of existing "
+                                    "files, or has CRLF line ends",
+                                    "git checkout -- patches, with core.autocrlf=false")
+            try:
+                rows = self.git.run("apply", "--numstat", "-z", "-", stdin=patch)
+            except self.git.error as error:
+                raise self._conflict(name, error) from None
+            paths = [row.split(b"\t", 2)[2].decode("utf-8", "surrogateescape")
+                     for row in rows.split(b"\0")[:-1]]
+            for touched in paths:
+                check_inside(touched, name)
+                if touched not in self.pin.base:
+                    raise PatchConflict(f"patch {name} touches {touched}, which pin "
+                                        f"{self.pin.name} has no base for", _REFRESH)
+            found.append((name, patch, paths))
+        return found
+
+    def _conflict(self, name: str, error: Any) -> PatchConflict:
+        why = (error.stderr or "").replace("stderr: ", "").strip().strip("'")
+        return PatchConflict(
+            f"patch {name} of pin {self.pin.name} does not apply; nothing was written",
+            "python ci/check_pins.py tells which pin is broken", why.strip().splitlines())
+
     def patch(self, name: str, patch: bytes, index: str, *options: str) -> None:
         try:
             self.git.run("apply", "--cached", *options, "-", stdin=patch, index=index)
         except self.git.error as error:
-            why = (error.stderr or "").replace("stderr: ", "").strip().strip("'")
-            raise PatchConflict(
-                f"patch {name} of pin {self.pin.name} does not apply; nothing was written",
-                "python ci/check_pins.py tells which pin is broken",
-                why.strip().splitlines()) from None
+            raise self._conflict(name, error) from None
 
     def tree(self, index: str) -> str:
         return self.git.run("write-tree", index=index).decode().strip()
@@ -103,8 +112,8 @@ def base_files(target: Target, pin: Pin, states: List[FileState],
             scratch = _Scratch(git, old)
             scratch.stage(files, "base")
             only = [f"--include={name}" for name in sorted(patched)]
-            for name, patch in reversed(_patches(old)):
-                if patched & set(_paths_of(patch)):
+            for name, patch, touched in reversed(scratch.patches()):
+                if patched & set(touched):
                     scratch.patch(name, patch, "base", "--reverse", *only)
             files = scratch.blobs("base")
     _check(pin, "base", pin.base, files)
@@ -122,7 +131,7 @@ def plan(base: Dict[str, bytes], pin: Pin, overlay: Dict[str, bytes]) -> Trees:
         scratch.stage(base, "base")
         _check(pin, "base", pin.base, base)
         scratch.stage(base, "result")
-        for name, patch in _patches(pin):
+        for name, patch, _ in scratch.patches():
             scratch.patch(name, patch, "result")
         result = scratch.blobs("result")
         _check(pin, "result", pin.result, result)

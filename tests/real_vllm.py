@@ -23,7 +23,9 @@ QUANTIZATION = "vllm/model_executor/layers/quantization"
 FP8_UTILS = f"{QUANTIZATION}/utils/fp8_utils.py"
 CACHE = PROJECT / ".cache" / "vllm"
 PLATFORM = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12",
-            "--implementation", "cp", "--abi", "cp38", "--platform", "manylinux1_x86_64"]
+            "--implementation", "cp", "--abi", "cp38", "--abi", "cp312", "--abi", "abi3",
+            *(f"--platform=manylinux{name}_x86_64" for name in
+              ("1", "2014", "_2_24", "_2_27", "_2_28", "_2_31", "_2_34", "_2_35"))]
 
 
 def sources(version: str) -> Path:
@@ -40,7 +42,7 @@ def sources(version: str) -> Path:
         wheel = next(Path(folder).glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist()
-                     if n.endswith((".py", ".json", ".typed")) or ".dist-info/" in n]
+                         if n.endswith((".py", ".json", ".typed")) or ".dist-info/" in n]
             archive.extractall(Path(folder) / "tree", names)
         shutil.move(str(Path(folder) / "tree"), str(tree))
     return tree
