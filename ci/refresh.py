@@ -25,22 +25,12 @@ from patchset.pins import HISTORY, PATCHES, overlay_files  # noqa: E402
 
 def overlay_id(git: IsolatedGit) -> str:
     """Git tree id of the overlay."""
-    rows = [f"100644 {git.run('hash-object', '-w', '--stdin', stdin=content).decode().strip()}"
-            f"\t{name}" for name, content in overlay_files().items()]
-    git.run("update-index", "--index-info", index="overlay",
-            stdin=("\n".join(rows) + "\n").encode())
-    return git.run("write-tree", index="overlay").decode().strip()
+    return git.write_index(overlay_files(), "overlay")
 
 
 def diff(git: IsolatedGit, name: str, base: bytes, edited: bytes) -> str:
     """One file's patch in a fixed form: full index, three lines of context."""
-    ids = []
-    for content in (base, edited):
-        blob = git.run("hash-object", "-w", "--stdin", stdin=content).decode().strip()
-        git.run("read-tree", "--empty", index="one")
-        git.run("update-index", "--index-info", index="one",
-                stdin=f"100644 {blob}\t{name}\n".encode())
-        ids.append(git.run("write-tree", index="one").decode().strip())
+    ids = [git.write_index({name: content}, "one") for content in (base, edited)]
     return git.run("diff", "--full-index", "--no-color", "--no-ext-diff", "-U3", *ids).decode()
 
 

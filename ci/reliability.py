@@ -33,21 +33,21 @@ FOUND = """\
 | kills | temporary files of a killed run stayed | the next run removes them |
 | random trees | a file name with a space was refused (git ends such header lines with a tab) | paths come from `git apply --numstat -z` |
 | bad patches | a non-UTF-8 name ended in a traceback; a mode change was ignored | both are refused |
-| CI on a GPU | a lone unaligned row was read misaligned (`contiguous()` keeps it) | it is copied |
 """
 
 
-def run_tests(nightly):
+def run_tests(options):
     """Counts by kind of everything tried. Exits 1 if a test fails."""
     with tempfile.NamedTemporaryFile("r", suffix=".tsv") as tally:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", *(["--nightly"] if nightly else []),
-             *(str(PROJECT / "tests" / name) for name in TESTS)], cwd=PROJECT,
+            [sys.executable, "-m", "pytest", "-q", *(["--nightly"] if options.nightly else []),
+             *(str(PROJECT / "tests" / name) for name in options.tests)], cwd=PROJECT,
             env={**os.environ, "RELIABILITY_TALLY": tally.name})
         if done.returncode:
             sys.exit(1)
         counts = collections.Counter()
-        for line in tally.read().splitlines():
+        earlier = Path(options.add).read_text() if options.add else ""
+        for line in (earlier + tally.read()).splitlines():
             number, what = line.split("\t")
             counts[what] += int(number)
     return counts
@@ -130,6 +130,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nightly", action="store_true")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="test files to run")
+    parser.add_argument("--add", metavar="TALLY", help="counts of an earlier run "
+                        "(made with RELIABILITY_TALLY=FILE) to add")
     parser.add_argument("--checkout", metavar="VLLM_CLONE")
     parser.add_argument("--patch-package", metavar="BIN")
     options = parser.parse_args()
@@ -137,7 +140,7 @@ def main():
         print("error: hyperfine is not installed\n\nhint: apt-get install hyperfine",
               file=sys.stderr)
         return 2
-    counts = run_tests(options.nightly)
+    counts = run_tests(options)
     with tempfile.TemporaryDirectory() as folder:
         measured = times(options, Path(folder))
     lines = ["# Reliability of apply.py", "",

@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from patchset.refusals import CannotRun
 
@@ -75,6 +75,35 @@ class IsolatedGit:
                     env={k: v for k, v in environment.items() if v is not None},
                     stdout_as_string=False, strip_newline_in_stdout=False)
                 return out
+
+
+    def write_index(self, files: Mapping[str, bytes], index: str) -> str:
+        """Make `index` hold exactly `files`; returns its tree id. Needs a repository."""
+        folder = Path(tempfile.mkdtemp(dir=self.home))
+        paths = []
+        for number, content in enumerate(files.values()):
+            paths.append(folder / str(number))
+            paths[-1].write_bytes(content)
+        blobs = self.run("hash-object", "-w", "--no-filters", "--stdin-paths",
+                         stdin="".join(f"{path}\n" for path in paths).encode()).decode().split()
+        rows = "".join(f"100644 {blob}\t{name}\0" for blob, name in zip(blobs, files))
+        (self.home / index).unlink(missing_ok=True)
+        self.run("update-index", "-z", "--index-info", index=index, stdin=rows.encode())
+        return self.run("write-tree", index=index).decode().strip()
+
+    def read_index(self, index: str) -> Dict[str, bytes]:
+        """Path to content of everything in `index`."""
+        rows = self.run("ls-files", "-s", "-z", index=index).split(b"\0")[:-1]
+        names = [row.split(b"\t", 1)[1].decode() for row in rows]
+        out = self.run("cat-file", "--batch",
+                       stdin=b"".join(row.split()[1] + b"\n" for row in rows))
+        found, at = {}, 0
+        for name in names:
+            end = out.index(b"\n", at)
+            size = int(out[at:end].split()[2])
+            found[name] = out[end + 1:end + 1 + size]
+            at = end + 2 + size
+        return found
 
 
 class _without_git_variables:

@@ -36,14 +36,6 @@ class _Scratch:
         self.git, self.pin = git, pin
         git.run("init", "-q", "--bare", "--template=", ".")
 
-    def stage(self, files: Dict[str, bytes], index: str) -> None:
-        rows = []
-        for name, content in files.items():
-            blob = self.git.run("hash-object", "-w", "--stdin", stdin=content)
-            rows.append(f"100644 {blob.decode().strip()}\t{name}")
-        self.git.run("update-index", "--index-info", index=index,
-                     stdin=("\n".join(rows) + "\n").encode())
-
     def patches(self) -> List[Tuple[str, bytes, List[str]]]:
         """Name, content and touched paths of each patch of the series; none is trusted."""
         found = []
@@ -79,15 +71,6 @@ class _Scratch:
         except self.git.error as error:
             raise self._conflict(name, error) from None
 
-    def tree(self, index: str) -> str:
-        return self.git.run("write-tree", index=index).decode().strip()
-
-    def blobs(self, index: str) -> Dict[str, bytes]:
-        rows = self.git.run("ls-files", "-s", "-z", index=index).split(b"\0")[:-1]
-        return {row.split(b"\t")[1].decode(): self.git.run("cat-file", "blob",
-                                                           row.split()[1].decode())
-                for row in rows}
-
 
 def _check(pin: Pin, what: str, wanted: Dict[str, str], found: Dict[str, bytes]) -> None:
     for name, blob in wanted.items():
@@ -110,12 +93,12 @@ def base_files(target: Target, pin: Pin, states: List[FileState],
                    and s.state in (APPLIED, OLDER)}
         with IsolatedGit() as git:
             scratch = _Scratch(git, old)
-            scratch.stage(files, "base")
+            git.write_index(files, "base")
             only = [f"--include={name}" for name in sorted(patched)]
             for name, patch, touched in reversed(scratch.patches()):
                 if patched & set(touched):
                     scratch.patch(name, patch, "base", "--reverse", *only)
-            files = scratch.blobs("base")
+            files = git.read_index("base")
     _check(pin, "base", pin.base, files)
     return files
 
@@ -128,20 +111,17 @@ def plan(base: Dict[str, bytes], pin: Pin, overlay: Dict[str, bytes]) -> Trees:
     """
     with IsolatedGit() as git:
         scratch = _Scratch(git, pin)
-        scratch.stage(base, "base")
+        before = git.write_index(base, "base")
         _check(pin, "base", pin.base, base)
-        scratch.stage(base, "result")
+        git.write_index(base, "result")
         for name, patch, _ in scratch.patches():
             scratch.patch(name, patch, "result")
-        result = scratch.blobs("result")
+        result = git.read_index("result")
         _check(pin, "result", pin.result, result)
-        scratch.stage(overlay, "overlay")
-        added = scratch.tree("overlay")
+        added = git.write_index(overlay, "overlay")
         if added != pin.overlay:
             raise PatchConflict(f"the overlay {added} is not the one pinned by {pin.name} "
                                 f"({pin.overlay})", _REFRESH)
-        scratch.stage(overlay, "result")
-        tree = scratch.tree("result")
-        diff = git.run("diff", "--no-color", "--no-ext-diff", "--no-renames",
-                       scratch.tree("base"), tree)
+        tree = git.write_index({**result, **overlay}, "all")
+        diff = git.run("diff", "--no-color", "--no-ext-diff", "--no-renames", before, tree)
     return Trees({**base, **dict.fromkeys(overlay)}, {**result, **overlay}, tree, diff)

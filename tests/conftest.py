@@ -18,6 +18,7 @@ from real_vllm import PINS, fill, git  # noqa: E402
 
 def pytest_addoption(parser):
     parser.addoption("--nightly", action="store_true", help="10,000 random trees, not 200")
+    parser.addoption("--cases", type=int, help="this many random trees (to share them out)")
 
 
 @pytest.fixture(params=list(PINS))

@@ -219,10 +219,7 @@ def _overlay_id(files):
     from patchset.git import IsolatedGit
     with IsolatedGit() as git:
         git.run("init", "-q", "--bare", ".")
-        rows = [f"100644 {git.run('hash-object', '-w', '--stdin', stdin=c).decode().strip()}\t{n}"
-                for n, c in files.items()]
-        git.run("update-index", "--index-info", index="i", stdin="\n".join(rows).encode() + b"\n")
-        return git.run("write-tree", index="i").decode().strip()
+        return git.write_index(files, "i")
 
 
 @pytest.mark.parametrize("kind", ["wheel", "checkout"])

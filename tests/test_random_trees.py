@@ -63,14 +63,6 @@ def cases(draw):
     return versions, overlay, draw(st.integers(0, 1 << 10))
 
 
-def tree_id(git, files, index):
-    rows = [f"100644 {git.run('hash-object', '-w', '--stdin', stdin=c).decode().strip()}\t{n}"
-            for n, c in files.items()]
-    git.run("read-tree", "--empty", index=index)
-    git.run("update-index", "--index-info", index=index, stdin="\n".join(rows).encode() + b"\n")
-    return git.run("write-tree", index=index).decode().strip()
-
-
 def check(case):
     versions, overlay, mask = case
     versions = [{n: t.encode() for n, t in v.items()} for v in versions]
@@ -83,14 +75,14 @@ def check(case):
             (root / name).write_bytes(content)
         with IsolatedGit() as git:
             git.run("init", "-q", "--bare", ".")
-            trees = [tree_id(git, v, "i") for v in versions]
+            trees = [git.write_index(v, "i") for v in versions]
             patches = []
             for number, pair in enumerate(zip(trees, trees[1:])):
                 patches.append(Path(folder) / f"{number}.patch")
                 patches[-1].write_bytes(b"Subject: x\n---\n" + git.run(
                     "-c", "core.quotePath=false", "diff", "--full-index", *pair))
-            overlay_id = tree_id(git, overlay, "o")
-            expected = tree_id(git, {**final, **overlay}, "r")
+            overlay_id = git.write_index(overlay, "o")
+            expected = git.write_index({**final, **overlay}, "r")
         pin = Pin("v0", Path(folder), [], [], [], "", {n: blob_id(c) for n, c in base.items()},
                   {n: blob_id(c) for n, c in final.items()}, overlay_id, patches)
         target = Target(root, False, None)
@@ -124,7 +116,8 @@ def check(case):
 
 
 def test_random_series_forward_and_back(request, tally):
-    count = 10_000 if request.config.getoption("--nightly") else 200
+    count = request.config.getoption("--cases") or (
+        10_000 if request.config.getoption("--nightly") else 200)
     database = DirectoryBasedExampleDatabase(str(Path(__file__).parent / "failing_cases"))
     run = settings(max_examples=count, deadline=None, database=database, print_blob=True,
                    suppress_health_check=list(HealthCheck))(given(cases())(check))
