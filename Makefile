@@ -23,7 +23,7 @@ lint: $(VENV)/ready
 	$(RUN) ci/check_patches.py
 
 test: lint
-	$(RUN) tests/real_vllm.py 0.9.1 0.9.0.1 0.9.0 0.8.5.post1 0.8.5 0.9.2 > /dev/null
+	$(RUN) tests/real_vllm.py 0.9.1 0.9.0.1 0.9.0 0.8.5.post1 0.8.5 0.8.4 0.8.3 0.9.2 > /dev/null
 	$(RUN) -m pytest -q --durations=5
 
 nightly: lint
