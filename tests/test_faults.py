@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -221,30 +220,44 @@ def test_sixteen_at_once(wheel, apply, tally):
     assert snapshot(wheel) == before
 
 
-def test_a_reader_sees_old_or_new(wheel, apply, newest, tally):
-    old = (wheel / FP8_UTILS).read_bytes()
-    assert apply(wheel) == 0
-    new = (wheel / FP8_UTILS).read_bytes()
-    assert apply(wheel, "--reverse") == 0
-    seen, stop = [], threading.Event()
+IMPORTER = """
+import hashlib, importlib.util, select, sys
+fp8, envs, old, new = sys.argv[1:]
+print("ready", flush=True)
+seen = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    content = open(fp8, "rb").read()
+    assert hashlib.sha1(content).hexdigest() in (old, new), "torn"
+    compile(content, fp8, "exec")
+    spec = importlib.util.spec_from_file_location("envs", envs)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    # What the new file asks of envs must be there, unless the new file is gone again.
+    if hashlib.sha1(content).hexdigest() == new:
+        assert "VLLM_USE_DEEP_GEMM_LINEAR" in module.environment_variables or \
+            hashlib.sha1(open(fp8, "rb").read()).hexdigest() == old
+    seen += 1
+print(seen)
+"""
 
-    def read():
-        while not stop.is_set():
-            content = (wheel / FP8_UTILS).read_bytes()
-            seen.append(content in (old, new))
-            if content == new:  # what it imports must be there already
-                seen.append("VLLM_USE_DEEP_GEMM_LINEAR" in (wheel / "vllm/envs.py").read_text()
-                            or (wheel / FP8_UTILS).read_bytes() == old)
-            compile(content, "fp8_utils.py", "exec")
 
-    reader = threading.Thread(target=read)
-    reader.start()
+def test_another_process_imports_meanwhile(wheel, apply, tally):
+    """Each import in a loop sees the old or the new file, never a torn one."""
+    import hashlib
+    hashes = []
+    for flags in ([], ["--reverse"]):
+        hashes.append(hashlib.sha1((wheel / FP8_UTILS).read_bytes()).hexdigest())
+        assert apply(wheel, *flags) == 0
+    reader = subprocess.Popen(
+        [sys.executable, "-c", IMPORTER, wheel / FP8_UTILS, wheel / "vllm/envs.py", *hashes],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert reader.stdout.readline() == "ready\n"
     for _ in range(5):
         assert apply(wheel) == 0 and apply(wheel, "--reverse") == 0
-    stop.set()
-    reader.join()
-    assert len(seen) > 20 and all(seen)
-    tally("reads during a write", len(seen))
+    out, err = reader.communicate("stop\n", timeout=60)
+    assert reader.returncode == 0, err
+    assert int(out) > 20
+    tally("imports by another process during writes", int(out))
 
 
 def test_another_program_changes_a_file_meanwhile(wheel, newest, apply, monkeypatch):

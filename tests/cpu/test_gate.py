@@ -249,3 +249,21 @@ def test_warm_up_leaves_unquantized_models_alone(monkeypatch):
     monkeypatch.delenv("VLLM_DEEP_GEMM_WARMUP", raising=False)
     monkeypatch.setattr(linear, "cache_of_process", lambda: pytest.fail("asked for DeepGEMM"))
     warmup.warm_up(worker_of(torch.nn.Linear(4, 4)))
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize("name", ["vllm.worker.worker", "vllm.v1.worker.gpu_worker"])
+def test_v0_and_v1_workers_warm_up_once_the_model_is_loaded(name, switch, monkeypatch):
+    import importlib
+
+    from vllm.model_executor.layers.quantization import deep_gemm_linear
+    module, order = importlib.import_module(name), []
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM_LINEAR", switch)
+    monkeypatch.setattr(deep_gemm_linear, "warm_up", lambda worker: order.append(worker),
+                        raising=False)
+    spaces = types.SimpleNamespace
+    config = spaces(enable_sleep_mode=False)
+    worker = spaces(model_config=config, vllm_config=spaces(model_config=config),
+                    model_runner=spaces(load_model=lambda *a, **k: order.append("loaded")))
+    module.Worker.load_model(worker)
+    assert order == (["loaded", worker] if switch == "1" else ["loaded"])
