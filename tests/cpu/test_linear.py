@@ -72,3 +72,43 @@ def test_forked_and_spawned_workers(path, method):
     worker.join(120)
     worker.kill()
     assert worker.exitcode == 0 and receive.recv() == before + 1
+
+
+def test_descriptors_of_a_call_outlive_a_full_table(path, monkeypatch):
+    """The table is emptied when full; what the present launch points at must stay."""
+    import ctypes
+
+    from vllm.model_executor.layers.quantization.deep_gemm_linear import driver
+    launched = []
+
+    class Kernel:
+        handle = ctypes.c_void_p()
+
+        def __init__(self, *_):
+            pass
+
+        def load(self, *_):
+            pass
+
+    def launch(config, handle, pointers, extra):
+        launched.append([ctypes.string_at(pointers[slot], 16) for slot in (4, 5, 6, 7)])
+        return 0
+
+    class Cuda:
+        cuLaunchKernelEx = staticmethod(launch)
+
+    def describe(dtype, address, *_):
+        return driver.TensorMap((ctypes.c_uint64 * 16)(dtype, address))
+
+    monkeypatch.setattr(driver, "Kernel", Kernel)
+    monkeypatch.setattr(driver, "_libcuda", lambda: Cuda)
+    monkeypatch.setattr(driver, "tensor_map", describe)
+    monkeypatch.setattr(path, "_MAX_DESCRIPTORS", 2)
+    from vllm.model_executor.layers.quantization.deep_gemm_linear import plan
+    tile = plan.tile(5, 128, 512, 132)
+    gemm = path.Gemm(tile.spec, b"", 0)
+    for turn in range(1, 50):
+        gemm.run(tile, 5, turn, 1000 + turn, 2000 + turn, 0, 3000 + turn, 0)
+        wanted = [(0, turn), (0, 2000 + turn), (7, 1000 + turn), (9, 3000 + turn)]
+        assert launched[-1] == [a.to_bytes(8, "little") + b.to_bytes(8, "little")
+                                for a, b in wanted]

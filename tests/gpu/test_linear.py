@@ -222,6 +222,18 @@ def test_weights_may_change_in_place_move_and_be_replaced():
         assert path == "deep_gemm" and error(out, wanted[turn % 2]) < 5e-3
 
 
+def test_descriptor_table_may_overflow_in_the_middle_of_a_call(monkeypatch):
+    linear, _, _ = modules()
+    monkeypatch.setattr(linear, "_MAX_DESCRIPTORS", 2)
+    n, k = 1280, 5120
+    weight, scale = weight_of(n, k)
+    ready(n, k, range(1, 65))
+    x = torch.randn(64, k, device="cuda", dtype=torch.bfloat16)
+    expected, _ = call(x, weight, scale)
+    for m in range(1, 65):
+        assert torch.equal(call(x[:m], weight, scale)[0], expected[:m])
+
+
 def test_streams_and_threads():
     import threading
     n, k = 1280, 5120

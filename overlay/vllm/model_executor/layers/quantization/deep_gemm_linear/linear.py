@@ -46,15 +46,15 @@ class Gemm:
             spec.cluster, after_trigger=plan.overlaps(spec))
         self._maps: Dict[Tuple[int, ...], driver.TensorMap] = {}
 
-    def _map(self, key: Tuple[int, ...]) -> int:
-        """Address of a descriptor. `key`: kind, address, and what else decides it."""
+    def _map(self, *key: int) -> driver.TensorMap:
+        """A descriptor. `key`: kind, address, and what else decides it."""
         found = self._maps.get(key)
         if found is None:
             if len(self._maps) >= _MAX_DESCRIPTORS:
-                # Descriptors are copied at launch, so none is in use.
+                # The driver copies them at launch; the caller holds those of this one.
                 self._maps.clear()
             found = self._maps[key] = self._describe(*key)
-        return ctypes.addressof(found)
+        return found
 
     def _describe(self, kind: int, address: int, rows: int, box: int) -> driver.TensorMap:
         spec = self.spec
@@ -75,12 +75,10 @@ class Gemm:
     def run(self, tile: plan.Tile, m: int, q: int, scales: int, weight: int,
             weight_scale: int, out: int, stream: int) -> None:
         """out[m, N] = q[rows, K] x weight[N, K]^T with their scales; all are addresses."""
-        pointers = self._launch.pointers
         rows, box = tile.rows, tile.box
-        pointers[4] = self._map((0, q, rows, box))
-        pointers[5] = self._map((2, weight, 0, 0))
-        pointers[6] = self._map((1, scales, rows, box))
-        pointers[7] = self._map((3, out, m, 0))
+        maps = (self._map(0, q, rows, box), self._map(2, weight, 0, 0),
+                self._map(1, scales, rows, box), self._map(3, out, m, 0))
+        self._launch.pointers[4:] = [ctypes.addressof(one) for one in maps]
         self._out.value, self._scales_b.value = out, weight_scale
         self._rows.value = rows
         self._launch.run(tile.grid, 1, stream)
