@@ -6,7 +6,7 @@ Up to 512 rows the tile is the one with the least predicted time,
     max(waves x (K / 128 x step + 1 us), N x K bytes at the memory's rate),
 
 where a wave is one tile on every SM and `step` is the time of 128 values of K on
-one SM, a property of the tile alone, fitted to 2,300 runs on an H200 (132 SMs).
+one SM, a property of the tile alone, fitted to 1,900 timings on an H200 (132 SMs).
 Where memory decides, the tile that leaves the busiest SM the least to read wins.
 DeepGEMM's own chooser counts waves but knows no step times; it is followed above
 512 rows, where it also shares tiles between two thread blocks.
