@@ -145,7 +145,8 @@ def main():
         measured = times(options, Path(folder))
     lines = ["# Reliability of apply.py", "",
              "Written by `python ci/reliability.py" + (" --nightly" if options.nightly else "")
-             + "`. After every fault and kill each file was old or new by content; after the "
+             + "`" + (", with the counts of an earlier nightly run added" if options.add else "")
+             + ". After every fault and kill each file was old or new by content; after the "
              "next run the tree was what had been asked: no mixed tree was left.", "",
              "| tried | number |", "|---|---|",
              *(f"| {what} | {number:,} |" for what, number in sorted(counts.items())), "",
