@@ -160,32 +160,30 @@ class Bench:
         return statistics.median(values[20:])
 
 
-def read_bandwidth(torch):
-    """Best of ten sums over 4 GiB, in TB/s: the floor's rate."""
-    data = torch.randn(1 << 30, device="cuda")
+def _best_ms(torch, call):
+    """Least milliseconds of ten runs."""
     best = math.inf
     for _ in range(10):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        data.sum()
+        call()
         end.record()
         end.synchronize()
         best = min(best, start.elapsed_time(end))
-    return data.numel() * 4 / best / 1e9
+    return best
+
+
+def read_bandwidth(torch):
+    """Best of ten sums over 4 GiB, in TB/s: the floor's rate."""
+    data = torch.randn(1 << 30, device="cuda")
+    return data.numel() * 4 / _best_ms(torch, data.sum) / 1e9
 
 
 def copy_bandwidth(torch):
     """Best of ten copies of 2 GiB, read plus write, in TB/s."""
     data = torch.randn(1 << 29, device="cuda")
-    other, best = torch.empty_like(data), math.inf
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        other.copy_(data)
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end))
-    return data.numel() * 8 / best / 1e9
+    other = torch.empty_like(data)
+    return data.numel() * 8 / _best_ms(torch, partial(other.copy_, data)) / 1e9
 
 
 def prepare(found, ms, sms, pr):
