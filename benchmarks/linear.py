@@ -4,12 +4,19 @@
 
     python benchmarks/linear.py --out linear.json      measure (Hopper, patched vLLM)
     python benchmarks/linear.py --plot linear.json     linear.png from a result
+    python benchmarks/linear.py --tiles --quick        every tile of the plan, and its choice
+    python benchmarks/linear.py --scales tensor        per-tensor weights (or channel)
 
 Paths: `ours` (the patched op), `cutlass` and `triton` (vLLM's own, through the
 same op), `pr19085` (vLLM's quantizer with column-major scales, then
 deep_gemm.gemm_fp8_fp8_bf16_nt). Each is checked against float32 first, then
 timed under CUDA graphs over weights rotated past the L2 cache, median of many,
 paths taking turns. `gemm` is our GEMM alone, `quant` our quantizer alone.
+
+With `--scales` the rivals are vLLM's Fp8LinearOp, which serves such checkpoints,
+with activation scales `token` (dynamic, its default), `tensor` (dynamic) and
+`static`. Ours sees the weight's one scale expanded to blocks, or unit block
+scales and the channels' scales multiplied in afterwards.
 """
 import argparse
 import json
@@ -30,6 +37,7 @@ RUNS = (("qwen3-32b", 1), ("qwen3-32b", 2), ("qwen3-32b", 4), ("qwen3-32b", 8),
         ("qwen3-8b", 1), ("qwen3-14b", 1), ("deepseek-v3", 8))
 BLOCK = [128, 128]
 PATHS = ("ours", "cutlass", "triton", "pr19085")
+PARTS = ("gemm", "quant")
 SWITCH = "VLLM_USE_DEEP_GEMM_LINEAR"
 
 
@@ -61,10 +69,15 @@ class Bench:
             bits[(bits & 0x7F) > 0x60] = 0x38
             scale = torch.rand(-(-n // 128), k // 128, device="cuda") * 1e-2 + 1e-3
             self.weights.append((bits.view(torch.float8_e4m3fn), scale))
-        self.turns = max(1, 24 // copies)
+        self.copies = copies
         self.x = torch.randn(max_m, k, device="cuda", dtype=torch.bfloat16)
         self.layer = linear.layer_for(torch.bfloat16, *self.weights[0], BLOCK,
                                       self.x.device)
+
+    def turns(self, m):
+        """Passes over the copies that make a graph long enough to time."""
+        floor = max(4, self.n * self.k / 4e6, 2 * m * self.n * self.k / 1e9)
+        return -(-min(64, math.ceil(400 / floor)) // self.copies)
 
     def run(self, path, m, copy):
         x, (weight, scale) = self.x[:m], self.weights[copy]
@@ -79,9 +92,9 @@ class Bench:
         return fp8.apply_w8a8_block_fp8_linear(
             x, weight, BLOCK, scale, cutlass_block_fp8_supported=path != "triton")
 
-    def part(self, which, m, copy):
+    def part(self, which, m, copy, tile=None):
         """Our quantizer or our GEMM alone, on buffers made once."""
-        torch, tile = self.torch, self.layer.tile(m)
+        torch, tile = self.torch, tile or self.layer.tile(m)
         weight, scale = self.weights[copy]
         key = (m, tile)
         if getattr(self, "_key", None) != key:
@@ -103,19 +116,20 @@ class Bench:
         whole = self.n % 128 == 0 and self.k % 128 == 0
         return [p for p in PATHS if whole or p in ("ours", "triton")]
 
+    def expanded(self, scale):
+        return scale.repeat_interleave(128, 0)[:self.n].repeat_interleave(128, 1)
+
     def errors(self, m):
         """Relative error of each path against float32 on the bfloat16 input."""
         weight, scale = self.weights[0]
-        full = scale.repeat_interleave(128, 0)[:self.n].repeat_interleave(128, 1)
-        exact = self.x[:m].float() @ (weight.float() * full).t()
+        exact = self.x[:m].float() @ (weight.float() * self.expanded(scale)).t()
         return {p: ((self.run(p, m, 0).float() - exact).norm() / exact.norm()).item()
                 for p in self.paths()}
 
-    def graph(self, call):
-        """A graph over all weight copies; long enough to time."""
+    def graph(self, call, turns):
+        """A graph over all weight copies, several times."""
         torch = self.torch
-        # Short graphs would be timed with the launch of the graph itself.
-        copies = list(range(len(self.weights))) * self.turns
+        copies = list(range(self.copies)) * turns
         call(0)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -124,10 +138,10 @@ class Bench:
                 call(copy)
         return graph
 
-    def time(self, calls, budget_ms):
+    def time(self, calls, m, budget_ms):
         """Median microseconds of one call for each name, names taking turns."""
-        torch = self.torch
-        graphs = {name: self.graph(call) for name, call in calls.items()}
+        torch, turns = self.torch, self.turns(m)
+        graphs = {name: self.graph(call, turns) for name, call in calls.items()}
         starts, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(64)]
                         for _ in range(2))
         times = {name: [] for name in graphs}
@@ -143,7 +157,7 @@ class Bench:
             torch.cuda.synchronize()
             for slot, name in enumerate(graphs):
                 elapsed = starts[slot].elapsed_time(ends[slot])
-                times[name].append(elapsed * 1e3 / len(self.weights) / self.turns)
+                times[name].append(elapsed * 1e3 / self.copies / turns)
                 spent += elapsed
             rounds += 1
         return {name: statistics.median(values) for name, values in times.items()}
@@ -153,11 +167,45 @@ class Bench:
         torch, values = self.torch, []
         for turn in range(60):
             start = time.perf_counter()
-            self.run(path, m, turn % len(self.weights))
+            self.run(path, m, turn % self.copies)
             values.append((time.perf_counter() - start) * 1e6)
             if turn % 10 == 9:
                 torch.cuda.synchronize()
         return statistics.median(values[20:])
+
+
+class ScaledBench(Bench):
+    """The same weights with one scale a tensor or a channel."""
+
+    def __init__(self, torch, n, k, max_m, scales):
+        from vllm.model_executor.layers.quantization.utils.w8a8_utils import Fp8LinearOp
+        super().__init__(torch, n, k, max_m)
+        self.blocks = [scale for _, scale in self.weights]
+        shape = (1,) if scales == "tensor" else (n, 1)
+        self.weights = [(weight, torch.rand(shape, device="cuda") * 1e-2 + 1e-3)
+                        for weight, _ in self.weights]
+        for block, (_, scale) in zip(self.blocks, self.weights):
+            block.fill_(scale.item() if scales == "tensor" else 1.0)
+        self.rivals = {"token": (Fp8LinearOp(True, True, False), None),
+                       "tensor": (Fp8LinearOp(True, False, False), None),
+                       "static": (Fp8LinearOp(True, False, False),
+                                  (self.x.abs().max() / 448).float().reshape(1))}
+
+    def run(self, path, m, copy):
+        x, (weight, scale) = self.x[:m], self.weights[copy]
+        if path == "ours":
+            os.environ[SWITCH] = "1"
+            out = self.fp8_utils.apply_w8a8_block_fp8_linear(x, weight, BLOCK,
+                                                             self.blocks[copy])
+            return out if scale.numel() == 1 else out.mul_(scale.view(-1))
+        op, input_scale = self.rivals[path]
+        return op.apply(x, weight.t(), scale, x.dtype, input_scale)
+
+    def paths(self):
+        return ["ours", *self.rivals]
+
+    def expanded(self, scale):
+        return scale
 
 
 def _best_ms(torch, call):
@@ -186,6 +234,15 @@ def copy_bandwidth(torch):
     return data.numel() * 8 / _best_ms(torch, partial(other.copy_, data)) / 1e9
 
 
+def _compile_all(jobs, what):
+    """Call `jobs` on all cores; the one place where kernels are compiled here."""
+    started = time.time()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for job in [pool.submit(job) for job in jobs]:
+            job.result()
+    print(f"{what}, {time.time() - started:.0f} s", flush=True)
+
+
 def prepare(found, ms, sms, pr):
     """Compile on all cores what any path will ask for."""
     from deep_gemm.jit import build
@@ -210,43 +267,50 @@ def prepare(found, ms, sms, pr):
             IS_TMA_MULTICAST_ON_A=on_a, GEMM_TYPE=GemmType.Normal)
         build("gemm_fp8_fp8_bf16_nt", code, FP8GemmRuntime)
 
-    started = time.time()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(cache.get, spec) for spec in ours]
-        jobs += [pool.submit(build_theirs, key) for key in theirs]
-        for job in jobs:
-            job.result()
-    print(f"{len(ours)} kernels of ours, {len(theirs)} of the PR's path, "
-          f"{cache.compiled} compiled now, {time.time() - started:.0f} s", flush=True)
+    _compile_all([partial(cache.get, spec) for spec in ours]
+                 + [partial(build_theirs, key) for key in theirs],
+                 f"{len(ours)} kernels of ours, {len(theirs)} of the PR's path")
+
+
+def steady(torch):
+    """Run until the clocks are those of a busy GPU; what the result says of the machine."""
+    import vllm
+    torch.manual_seed(0)
+    warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    for _ in range(300):
+        warm @ warm
+    result = dict(gpu=torch.cuda.get_device_name(0),
+                  sms=torch.cuda.get_device_properties(0).multi_processor_count,
+                  torch=torch.__version__, vllm=vllm.__version__, command=" ".join(sys.argv),
+                  read_tb_s=read_bandwidth(torch), copy_tb_s=copy_bandwidth(torch), cells=[])
+    print(f"{result['gpu']}: reads {result['read_tb_s']:.2f} TB/s, copies "
+          f"{result['copy_tb_s']:.2f} TB/s", flush=True)
+    return result
+
+
+def keep(result, options):
+    """Write what there is: a run that is cut short keeps it."""
+    if options.out:
+        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
 
 
 def measure(options):
     import torch
-    import vllm
-    torch.manual_seed(0)
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
     found = layers(RUNS[:1] if options.quick else RUNS)
-    ms = options.m or MS
-    paths = set(options.paths)
-    prepare(found, ms, sms, "pr19085" in paths)
-    warm = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    for _ in range(300):
-        warm @ warm
-    result = dict(gpu=torch.cuda.get_device_name(0), sms=sms, torch=torch.__version__,
-                  vllm=vllm.__version__, command=" ".join(sys.argv),
-                  read_tb_s=read_bandwidth(torch), copy_tb_s=copy_bandwidth(torch), cells=[])
-    print(f"{result['gpu']}: reads {result['read_tb_s']:.2f} TB/s, copies "
-          f"{result['copy_tb_s']:.2f} TB/s", flush=True)
+    ms, paths = options.m or MS, set(options.paths)
+    result = dict(steady(torch), scales=options.scales)
+    prepare(found, ms, result["sms"], "pr19085" in paths and options.scales == "block")
     for label, n, k in found:
-        bench = Bench(torch, n, k, max(ms))
+        bench = Bench(torch, n, k, max(ms)) if options.scales == "block" else \
+            ScaledBench(torch, n, k, max(ms), options.scales)
         print(f"\n{label}: weight [{n}, {k}], us a call, weight read once "
               f"{n * k / result['read_tb_s'] / 1e6:.1f} us", flush=True)
-        rivals = [p for p in bench.paths() if p in paths]
+        rivals = [p for p in bench.paths() if p in paths or options.scales != "block"]
         for m in ms:
             calls = {p: partial(bench.run, p, m) for p in rivals}
-            calls.update({part: partial(bench.part, part, m) for part in ("gemm", "quant")})
+            calls.update({part: partial(bench.part, part, m) for part in PARTS})
             cell = dict(layer=label, n=n, k=k, m=m, kernel=bench.layer.tile(m).spec.name,
-                        us=bench.time(calls, options.budget))
+                        us=bench.time(calls, m, options.budget))
             if m in (10, 65, 512) and n * k < 150e6:
                 cell["error"] = bench.errors(m)
             if m in (1, 10, 512):
@@ -256,9 +320,42 @@ def measure(options):
                   + f"  {cell['kernel'].split('_', 2)[2]}", flush=True)
         bench = None
         torch.cuda.empty_cache()
-        if options.out:  # after every layer: a run that is cut short keeps what it has
-            Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+        keep(result, options)
     summarize(result)
+
+
+def measure_tiles(options):
+    """Our GEMM alone with every tile of the plan: is the plan's choice the best one?"""
+    import torch
+    from vllm.model_executor.layers.quantization.deep_gemm_linear import linear, plan
+    result, gaps = steady(torch), []
+    sms, found = result["sms"], layers(RUNS[:1] if options.quick else RUNS)
+    cache = linear.cache_of_process()
+    specs = {(n, k): [plan.predicted_kernel(n, k, *tile) for tile in plan.STEP_NS]
+             for _, n, k in found}
+    _compile_all([partial(cache.get, spec) for shape in specs.values() for spec in shape],
+                 f"{sum(map(len, specs.values()))} kernels")
+    for label, n, k in found:
+        bench = Bench(torch, n, k, plan.MAX_PREDICTED_M)
+        print(f"\n{label}: weight [{n}, {k}], us a call: chosen, then the best three")
+        for m in options.m or (16, 64, 65, 128, 192, 256, 384, 512):
+            tiles = {spec.name.split("_", 2)[2]: plan.launch(spec, m, sms)
+                     for spec in specs[n, k] if spec.block_m <= max(64, -(-m // 64) * 64)}
+            us = bench.time({name: partial(bench.part, "gemm", m, tile=tile)
+                             for name, tile in tiles.items()}, m, options.budget)
+            chosen = bench.layer.tile(m).spec.name.split("_", 2)[2]
+            best = sorted(us, key=us.get)
+            gaps.append(us[chosen] / us[best[0]] - 1)
+            result["cells"].append(dict(layer=label, n=n, k=k, m=m, chosen=chosen, tiles=us))
+            print(f"M {m:5} {chosen} {us[chosen]:.2f} ({100 * gaps[-1]:+.1f} %)  "
+                  + "  ".join(f"{name} {us[name]:.2f}" for name in best[:3]), flush=True)
+        keep(result, options)
+    print(f"\n{len(gaps)} choices: {100 * statistics.mean(gaps):.1f} % above the best tile on "
+          f"average, {100 * max(gaps):.1f} % at most")
+
+
+def rivals_of(cell):
+    return [p for p in cell["us"] if p not in ("ours", *PARTS)]
 
 
 def geomean(values):
@@ -269,8 +366,7 @@ def geomean(values):
 def summarize(result):
     """The lines of the speed table, from a result."""
     cells = result["cells"]
-    slower = sorted(((c["us"]["ours"] / min(v for p, v in c["us"].items()
-                                            if p in PATHS and p != "ours") - 1, c)
+    slower = sorted(((c["us"]["ours"] / min(c["us"][p] for p in rivals_of(c)) - 1, c)
                      for c in cells), key=lambda pair: -pair[0])
     over3 = [s for s, _ in slower if s > 0.03]
     over1 = [s for s, _ in slower if s > 0.01]
@@ -281,9 +377,12 @@ def summarize(result):
             print(f"  {100 * gap:5.1f} %  [{cell['n']}, {cell['k']}] M {cell['m']} "
                   f"{cell['kernel']} {cell['us']}")
     small = [c for c in cells if c["layer"] == "qwen3-32b TP1" and c["m"] <= 64]
-    for rival in ("pr19085", "cutlass", "triton"):
-        ratio = geomean(c["us"][rival] / c["us"]["ours"] for c in small if rival in c["us"])
-        print(f"Qwen3-32B TP1, M <= 64, geometric mean over {rival}: {ratio:.2f}x")
+    for rival in dict.fromkeys(p for c in cells for p in rivals_of(c)):
+        for some, where in ((small, "Qwen3-32B TP1, M <= 64"), (cells, "all cells")):
+            ratio = geomean(c["us"][rival] / c["us"]["ours"] for c in some if rival in c["us"])
+            print(f"{where}, geometric mean over {rival}: {ratio:.2f}x")
+    if result.get("scales", "block") != "block":
+        return summarize_scaled(cells)
     for name, n, k in (("gate_up", 51200, 5120), ("down", 5120, 25600)):
         share = [n * k / result["read_tb_s"] / 1e6 / c["us"]["gemm"] for c in small
                  if (c["n"], c["k"]) == (n, k)]
@@ -307,6 +406,20 @@ def summarize(result):
     if errors:
         print("relative error against float32, ours less CUTLASS, largest: "
               f"{max(e['ours'] - e['cutlass'] for e in errors):.1e}")
+
+
+def summarize_scaled(cells):
+    """By row count: how often and by how much ours wins against each of vLLM's ways."""
+    for m in dict.fromkeys(c["m"] for c in cells):
+        mine = [c for c in cells if c["m"] == m]
+        print(f"M {m:5} ours is faster by " + ", ".join(
+            f"{geomean(c['us'][p] / c['us']['ours'] for c in mine):.2f}x over {p} (wins by 3 % "
+            f"in {sum(c['us'][p] / c['us']['ours'] >= 1.03 for c in mine)} of {len(mine)})"
+            for p in rivals_of(mine[0])))
+    for path in ("ours", *rivals_of(cells[0])):
+        errors = [c["error"][path] for c in cells if "error" in c]
+        print(f"relative error against float32, {path}: {statistics.mean(errors):.4f} on "
+              f"average, {max(errors):.4f} at most")
 
 
 def plot(path):
@@ -351,13 +464,16 @@ def main():
     parser.add_argument("--quick", action="store_true", help="Qwen3-32B TP1 only")
     parser.add_argument("--m", type=int, nargs="+", help="row counts")
     parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=PATHS)
+    parser.add_argument("--scales", default="block", choices=("block", "tensor", "channel"),
+                        help="scales of the weights (default: block)")
+    parser.add_argument("--tiles", action="store_true", help="time every tile of the plan")
     parser.add_argument("--budget", type=float, default=12, help="ms of timing a cell")
     options = parser.parse_args()
     if options.plot:
         return plot(options.plot)
     if options.summary:
         return summarize(json.loads(Path(options.summary).read_text()))
-    return measure(options)
+    return measure_tiles(options) if options.tiles else measure(options)
 
 
 if __name__ == "__main__":

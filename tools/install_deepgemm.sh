@@ -84,10 +84,14 @@ print(p.COMMIT)")
 fi
 
 echo "building the wheel ..."
+# An isolated build fetches setuptools; where it is installed none needs a network.
+isolation=()
+"$python" -I -c 'import setuptools.command.bdist_wheel' 2>/dev/null &&
+    isolation=(--no-build-isolation)
 (cd "$work/src" && "$python" -m pip wheel -q --disable-pip-version-check --no-deps \
-    -w "$work/wheel" .) >"$work/log" 2>&1 ||
+    ${isolation[@]+"${isolation[@]}"} -w "$work/wheel" .) >"$work/log" 2>&1 ||
     refuse 2 "the wheel cannot be built: $(last_lines "$work/log")" \
-        "python -m pip install setuptools wheel, and check the room in $work"
+        "python -m pip install 'setuptools>=77', and check the room in $work"
 wheel=$(echo "$work"/wheel/deep_gemm-*.whl)
 mkdir "$work/unpacked"
 "$python" -m zipfile -e "$wheel" "$work/unpacked"

@@ -81,6 +81,11 @@ def _stages(k: int, block_m: int, block_n: int) -> int:
                      f"{block_m}x{block_n}")
 
 
+def predicted_kernel(n: int, k: int, block_m: int, block_n: int) -> KernelSpec:
+    """The kernel of one tile of `STEP_NS` for a weight [n, k]."""
+    return KernelSpec(n, k, block_m, block_n, _stages(k, block_m, block_n), 1, False)
+
+
 @functools.cache
 def _kernel(blocks: int, n: int, k: int, num_sms: int) -> KernelSpec:
     """The kernel for `blocks` blocks of 64 rows."""
@@ -94,7 +99,7 @@ def _kernel(blocks: int, n: int, k: int, num_sms: int) -> KernelSpec:
             compute = waves * (k // 128 * STEP_NS[tile] + TILE_NS)
             return max(compute, memory), waves * tile[0] * tile[1], -tile[1]
         block_m, block_n = min(STEP_NS, key=predicted)
-        return KernelSpec(n, k, block_m, block_n, _stages(k, block_m, block_n), 1, False)
+        return predicted_kernel(n, k, block_m, block_n)
     from deep_gemm.jit_kernels.gemm import get_best_configs
     _, block_m, block_n, stages, (cluster, share_a), _ = get_best_configs(
         m, n, k, 1, num_sms)
@@ -107,12 +112,16 @@ def tile(m: int, n: int, k: int, num_sms: int) -> Tile:
 
     m >= 1, n % 64 == 0, k % 128 == 0, k >= 384.
     """
-    spec = _kernel(_ceil_div(m, 64), n, k, num_sms)
+    return launch(_kernel(_ceil_div(m, 64), n, k, num_sms), m, num_sms)
+
+
+def launch(spec: KernelSpec, m: int, num_sms: int) -> Tile:
+    """How `spec` is run on `m` rows, m >= 1."""
     # A lone block is brought in by the 8 rows, several are brought in whole:
     # rows that no copy reaches cost nothing, rows past a tensor's end cost double.
     rows = _ceil_div(m, 8) * 8 if m <= spec.block_m else \
         _ceil_div(m, spec.block_m) * spec.block_m
-    tiles = _ceil_div(rows, spec.block_m) * _ceil_div(n, spec.block_n)
+    tiles = _ceil_div(rows, spec.block_m) * _ceil_div(spec.n, spec.block_n)
     waves = _ceil_div(tiles, num_sms)
     grid = _ceil_div(_ceil_div(tiles, waves), spec.cluster) * spec.cluster
     return Tile(spec, rows, min(rows, spec.block_m), grid)

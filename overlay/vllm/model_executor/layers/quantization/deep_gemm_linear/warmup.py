@@ -74,7 +74,7 @@ def warm_up(worker: Any) -> None:
         raise MissingKernels(
             f"{len(missing)} of {len(wanted)} DeepGEMM kernels are not in "
             f"{cache.folders[0]}, the first is {missing[0].name}\n\nhint: python "
-            "precompile.py CONFIG --tp-size N --max-m M, or VLLM_DEEP_GEMM_WARMUP=load")
+            "kernels.py precompile CONFIG --tp-size N --max-m M, or VLLM_DEEP_GEMM_WARMUP=load")
     parallel = max(1, worker.parallel_config.world_size)
     _compile(missing, worker.local_rank * len(missing) // parallel, parallel)
     loaded = sum(layer.load(spec) is not None for layer, spec in wanted)
