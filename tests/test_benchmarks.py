@@ -37,10 +37,10 @@ assert sys.argv[1:3] == ["bench", "serve"]
 if fault == "slow":
     time.sleep(600)
 prompts = int(arguments["--num-prompts"])
-values = dict.fromkeys(%r, 20.0 if on else 10.0)
+values = dict.fromkeys(METRICS, 20.0 if on else 10.0)
 with open(os.path.join(arguments["--result-dir"], arguments["--result-filename"]), "w") as file:
     json.dump(dict(values, completed=prompts - (fault == "errors")), file)
-''' % (serve.METRICS,)
+'''.replace("METRICS", repr(serve.METRICS))
 
 
 @pytest.fixture

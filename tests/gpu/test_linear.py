@@ -222,6 +222,71 @@ def test_weights_may_change_in_place_move_and_be_replaced():
         assert path == "deep_gemm" and error(out, wanted[turn % 2]) < 5e-3
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_weights_may_sleep(level):
+    """Sleep mode as vLLM does it: level 1 brings the weights back, after level 2 they are
+    loaded anew. Captured graphs must stay right as well."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+    allocator = CuMemAllocator.get_instance()
+    n, k, m = 1280, 5120, 16
+    ready(n, k, [m])
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    first, second = weight_of(n, k, 1), weight_of(n, k, 2)
+    with allocator.use_memory_pool(tag="weights"):
+        weight, scale = first[0].clone(), first[1].clone()
+    before, _ = call(x, weight, scale)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, _ = call(x, weight, scale)
+    allocator.sleep(offload_tags=("weights",) if level == 1 else ())
+    allocator.wake_up()
+    if level == 2:
+        weight.copy_(second[0])
+        scale.copy_(second[1])
+        before, _ = call(x, *second)
+    out, path = call(x, weight, scale)
+    graph.replay()
+    assert path == "deep_gemm" and torch.equal(out, before) and torch.equal(captured, before)
+
+
+def test_models_side_by_side():
+    """Two models' weights, some of one shape, taking turns at changing row counts."""
+    shapes = [(1280, 5120), (1280, 5120), (5120, 1536), (3072, 5120)]
+    ms = (1, 40, 100, 600)
+    weights = [weight_of(n, k, seed) for seed, (n, k) in enumerate(shapes)]
+    for n, k in shapes:
+        ready(n, k, ms)
+    inputs = {k: torch.randn(max(ms), k, device="cuda", dtype=torch.bfloat16)
+              for _, k in shapes}
+    expected = {(i, m): call(inputs[k][:m], *weights[i])[0]
+                for i, (_, k) in enumerate(shapes) for m in ms}
+    for _ in range(3):
+        for m in ms:
+            for i, (_, k) in enumerate(shapes):
+                out, path = call(inputs[k][:m], *weights[i])
+                assert path == "deep_gemm" and torch.equal(out, expected[i, m])
+    assert not torch.equal(expected[0, 40], expected[1, 40])
+
+
+def test_a_missing_kernel_is_made_behind_the_request(tmp_path, monkeypatch):
+    """The first call takes the stock path at once; after the compile ours is swapped in."""
+    linear, plan, _ = modules()
+    from pathlib import Path
+
+    from vllm.model_executor.layers.quantization.deep_gemm_linear import background, gate
+    from vllm.model_executor.layers.quantization.deep_gemm_linear.kernel_cache import KernelCache
+    monkeypatch.setattr(linear, "_cache", KernelCache(gate.include_folder(), [Path(tmp_path)]))
+    monkeypatch.setattr(linear, "_layers", {})
+    weight, scale = weight_of(1280, 5120)
+    x = torch.randn(7, 5120, device="cuda", dtype=torch.bfloat16)
+    out, path = call(x, weight, scale)
+    assert path == "stock_missing_kernel"
+    background.wait()
+    again, path = call(x, weight, scale)
+    assert path == "deep_gemm" and linear.cache_of_process().compiled == 1
+    assert error(again, out.float()) < 5e-3
+
+
 def test_descriptor_table_may_overflow_in_the_middle_of_a_call(monkeypatch):
     linear, _, _ = modules()
     monkeypatch.setattr(linear, "_MAX_DESCRIPTORS", 2)
