@@ -31,11 +31,12 @@ RUN bash tools/install_deepgemm.sh --wheel-dir /out \
         ${DEEPGEMM_SOURCE:+--source "/src/${DEEPGEMM_SOURCE}"} \
     && mkdir -p /out/kernels \
     && if [ -n "${PRECOMPILE}" ]; then \
-        DG_JIT_NVCC_COMPILER=/opt/toolkit/bin/nvcc \
-            xargs python3 kernels.py precompile --out /out/kernels <<<"${PRECOMPILE}"; \
+        echo "${PRECOMPILE}" | DG_JIT_NVCC_COMPILER=/opt/toolkit/bin/nvcc \
+            xargs python3 kernels.py precompile --out /out/kernels; \
     fi \
-    && python3 -m pip install --no-cache-dir --disable-pip-version-check -q \
-        --target /out/apply 'GitPython>=3.1.40'
+    && mkdir -p /out/apply \
+    && { python3 -c 'import git' 2>/dev/null || python3 -m pip install --no-cache-dir \
+        --disable-pip-version-check -q --target /out/apply 'GitPython>=3.1.40'; }
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE}
@@ -65,4 +66,5 @@ RUN --mount=type=bind,from=build,source=/src,target=/src \
     && grep -qF "\"${DEEPGEMM_COMMIT}\"" /src/tools/deepgemm_pin.py \
     && python3 /src/kernels.py verify --out /opt/deep_gemm_linear \
     && python3 /src/doctor.py --no-gpu \
-    && python3 -c 'import deep_gemm, vllm.model_executor.layers.quantization.fp8'
+    && python3 -c 'import deep_gemm, vllm.model_executor.layers.quantization.utils.fp8_utils, \
+        vllm.model_executor.layers.quantization.deep_gemm_linear.linear'

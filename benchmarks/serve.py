@@ -9,7 +9,9 @@
 The default load is PR 19085's: 10 random prompts of 100 tokens in and out, all at
 once, no prefix caching. Variants take turns (A B A B), so that drift cancels. All
 servers share the GPU, one starting after the other; with --alone each has it for
-itself and is started anew for every turn.
+itself and is started anew for every turn. With --at-once they start together, which
+vLLM's memory profiling does not expect: fix the cache's size as well (-- \
+--gpu-memory-utilization 0.8 --num-gpu-blocks-override N).
 
 Exit codes: 0 measured, 2 a server or a load failed, 130 interrupted.
 """
@@ -49,6 +51,46 @@ class Failure(Exception):
         super().__init__(f"error: {sentence}{tail}\n\nhint: {hint}")
 
 
+# vLLM's own load generator, imported once for all loads of one interpreter.
+_CLIENT = """
+import argparse, json, sys, traceback
+from vllm.benchmarks.serve import add_cli_args, main
+replies, sys.stdout = sys.stdout, sys.stderr
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+for line in sys.stdin:
+    try:
+        main(parser.parse_args(json.loads(line)))
+        reply = "done"
+    except BaseException:
+        traceback.print_exc()
+        reply = "failed"
+    print(reply, file=replies, flush=True)
+"""
+
+
+class Client:
+    """`vllm bench serve` of one interpreter, load after load."""
+
+    def __init__(self, python, folder):
+        self.log = folder / "client.log"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [python, "-c", _CLIENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=log, text=True, start_new_session=True)
+
+    def run(self, arguments):
+        """Whether `vllm bench serve` with these arguments went well."""
+        try:
+            print(json.dumps(arguments), file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            return False
+        return self.process.stdout.readline() == "done\n"
+
+    def stop(self):
+        end_group(self.process)
+
+
 def load_name(load):
     return f"{load['concurrency']} at once, {load['input_len']} in, {load['output_len']} out"
 
@@ -68,12 +110,15 @@ class Server:
         self.environment = {**os.environ, **environment}
         self.process = None
 
-    def start(self, seconds):
-        """Returns the seconds until it is healthy. Raises Failure."""
-        began = said = time.monotonic()
+    def launch(self):
+        self.began = time.monotonic()
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT,
                                             env=self.environment, start_new_session=True)
+
+    def wait(self, seconds):
+        """Returns the seconds from launch until it is healthy. Raises Failure."""
+        began = said = self.began
         while not self.healthy():
             if self.process.poll() is not None:
                 raise Failure(f"the server '{self.name}' ended with {self.process.returncode} "
@@ -107,27 +152,25 @@ class Server:
         except (OSError, urllib.error.URLError):
             return False
 
-    def drive(self, load, seed):
+    def drive(self, client, load, seed):
         """Metrics of one load, as `vllm bench serve` saves them. Raises Failure."""
         if self.process.poll() is not None:
             raise Failure(f"the server '{self.name}' ended with {self.process.returncode}",
                           "its log tells why", self.log)
-        result, log = self.log.with_name("bench.json"), self.log.with_name("bench.log")
+        result = self.log.with_name("bench.json")
         result.unlink(missing_ok=True)
-        with open(log, "w") as output:
-            code = run_group([
-                self.python, "-m", "vllm.entrypoints.cli.main", "bench", "serve",
-                "--model", self.model, "--host", "127.0.0.1", "--port", str(self.port),
-                "--dataset-name", "random", "--random-input-len", str(load["input_len"]),
-                "--random-output-len", str(load["output_len"]), "--ignore-eos",
-                "--num-prompts", str(load["prompts"]), "--seed", str(seed),
-                "--max-concurrency", str(load["concurrency"]), "--disable-tqdm",
-                "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99",
-                "--save-result", "--result-dir", str(result.parent),
-                "--result-filename", result.name], self.environment, output)
-        if code or not result.exists():
-            raise Failure(f"`vllm bench serve` against '{self.name}' ended with {code}",
-                          "its log is above", log)
+        went_well = client.run([
+            "--model", self.model, "--host", "127.0.0.1", "--port", str(self.port),
+            "--dataset-name", "random", "--random-input-len", str(load["input_len"]),
+            "--random-output-len", str(load["output_len"]), "--ignore-eos",
+            "--num-prompts", str(load["prompts"]), "--seed", str(seed),
+            "--max-concurrency", str(load["concurrency"]), "--disable-tqdm",
+            "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99",
+            "--save-result", "--result-dir", str(result.parent),
+            "--result-filename", result.name])
+        if not went_well or not result.exists():
+            raise Failure(f"`vllm bench serve` against '{self.name}' failed",
+                          "its log is above", client.log)
         metrics = json.loads(result.read_text())
         if metrics["completed"] != load["prompts"]:
             raise Failure(f"the server '{self.name}' answered {metrics['completed']} of "
@@ -210,20 +253,31 @@ def measure(options):
     servers, loads = servers_of(options, model, folder), loads_of(options)
     result = dict(kind="serve", command=shlex.join(sys.argv), model=options.model or (
         f"{options.shapes_of}, {options.layers or 'all'} layers, random weights"),
-        environment=environment(), start_s={}, path={}, runs=[])
+        start_s={}, path={}, runs=[])
     turns = [(load, turn) for load in loads
              for turn in range(options.rounds if load is loads[0] else options.sweep_rounds)]
+    clients = {}
+
+    def up(server):
+        result["start_s"][server.name] = round(server.wait(options.start_timeout), 1)
+        result["path"][server.name] = server.path
     try:
-        if not options.alone:
-            for server in servers:
-                result["start_s"][server.name] = round(server.start(options.start_timeout), 1)
-                result["path"][server.name] = server.path
+        for server in servers:
+            if server.python not in clients:
+                clients[server.python] = Client(server.python, folder)
+            if not options.alone:
+                server.launch()
+                if not options.at_once:
+                    up(server)
+        for server in servers if options.at_once else ():
+            up(server)
+        result["environment"] = environment()
         for count, (load, turn) in enumerate(turns, 1):
             for server in servers:
                 if options.alone:
-                    result["start_s"][server.name] = round(server.start(options.start_timeout), 1)
-                    result["path"][server.name] = server.path
-                metrics = server.drive(load, seed=turn)
+                    server.launch()
+                    up(server)
+                metrics = server.drive(clients[server.python], load, seed=turn)
                 result["runs"].append(dict(variant=server.name, load=load, turn=turn, **metrics))
                 if options.alone:
                     server.stop()
@@ -235,8 +289,8 @@ def measure(options):
     finally:
         # A second Ctrl-C must not leave a server behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for server in servers:
-            server.stop()
+        for one in (*servers, *clients.values()):
+            one.stop()
     print("\n".join(tables(result)))
 
 
@@ -313,6 +367,7 @@ def main():
     add("--sweep-input-len", type=int, nargs="+", default=[1000, 3000])
     add("--sweep-rounds", type=int, default=2, help="turns of the other loads (default: 2)")
     add("--alone", action="store_true", help="one server at a time, started for every turn")
+    add("--at-once", action="store_true", help="start the servers together")
     add("--start-timeout", type=float, default=1800, help="seconds (default: 1800)")
     add("--logs", metavar="DIR", help="where server and load logs go (default: a new folder)")
     add("--out", help="JSON to write")

@@ -9,6 +9,7 @@ SITE holds a patched vllm. Prints the error against float32 for a few shapes and
 exits 1 if one is too large. The interpreter rounds some 3 % of the conversions to
 FP8 wrongly, so layouts are proven here and rounding on a GPU.
 """
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -48,7 +49,10 @@ class ReferenceGemm:
     """float32 product of what lies in the buffers; absent rows are poisoned first."""
 
     def __init__(self, spec):
-        self.spec = spec
+        self.spec, self.described = spec, set()
+
+    def describe_weight(self, address):
+        self.described.add(address)
 
     def run(self, tile, m, q, scales, weight, weight_scale, out, stream):
         n, k, rows = self.spec.n, self.spec.k, tile.rows
@@ -74,6 +78,8 @@ def install():
     from vllm.model_executor.layers.quantization.deep_gemm_linear import gate, linear
     gate.device_refusal = lambda device: None
     torch.cuda.current_device = lambda: None
+    torch.cuda.device = contextlib.nullcontext
+    torch.cuda.synchronize = lambda: None
     torch.cuda.is_current_stream_capturing = lambda: False
     torch._C._cuda_getCurrentRawStream = lambda index: 0
 

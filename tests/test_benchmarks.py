@@ -17,29 +17,43 @@ sys.path.insert(0, str(BENCHMARKS))
 import accuracy  # noqa: E402
 import serve  # noqa: E402
 
-# A package `vllm` whose CLI serves /health and "measures" what the switch says.
+# A package `vllm` that serves /health and "measures" what the server's switch says.
 STAND_IN = '''
-import http.server, json, os, subprocess, sys, time
+import http.server, os, subprocess, sys
 arguments = dict(zip(sys.argv, sys.argv[1:]))
 on = os.environ["VLLM_USE_DEEP_GEMM_LINEAR"] == "1"
 fault = os.environ.get("STAND_IN_FAULT", "")
-if sys.argv[1] == "serve":
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # an engine
-    if fault == "start" and on:
-        sys.exit("the weights are not there")
-    if on and fault != "stock":
-        print("INFO DeepGEMM linear layers: 4 weight shapes", flush=True)
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200); self.end_headers()
-    http.server.HTTPServer(("127.0.0.1", int(arguments["--port"])), Handler).serve_forever()
-assert sys.argv[1:3] == ["bench", "serve"]
-if fault == "slow":
-    time.sleep(600)
-prompts = int(arguments["--num-prompts"])
-values = dict.fromkeys(METRICS, 20.0 if on else 10.0)
-with open(os.path.join(arguments["--result-dir"], arguments["--result-filename"]), "w") as file:
-    json.dump(dict(values, completed=prompts - (fault == "errors")), file)
+assert sys.argv[1] == "serve"
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # an engine
+if fault == "start" and on:
+    sys.exit("the weights are not there")
+if on and fault != "stock":
+    print("INFO DeepGEMM linear layers: 4 weight shapes", flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"20.0" if on else b"10.0")
+http.server.HTTPServer(("127.0.0.1", int(arguments["--port"])), Handler).serve_forever()
+'''
+STAND_IN_CLIENT = '''
+import json, os, time, urllib.request
+def add_cli_args(parser):
+    for name in ("model", "host", "port", "dataset-name", "random-input-len", "num-prompts",
+                 "random-output-len", "seed", "max-concurrency", "percentile-metrics",
+                 "metric-percentiles", "result-dir", "result-filename"):
+        parser.add_argument("--" + name)
+    for name in ("ignore-eos", "disable-tqdm", "save-result"):
+        parser.add_argument("--" + name, action="store_true")
+def main(args):
+    fault = os.environ.get("STAND_IN_FAULT", "")
+    if fault == "slow":
+        time.sleep(600)
+    if fault == "client":
+        raise OSError("connection refused on purpose")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    value = float(opener.open(f"http://{args.host}:{args.port}/").read())
+    with open(os.path.join(args.result_dir, args.result_filename), "w") as file:
+        json.dump(dict(dict.fromkeys(METRICS, value),
+                       completed=int(args.num_prompts) - (fault == "errors")), file)
 '''.replace("METRICS", repr(serve.METRICS))
 
 
@@ -48,6 +62,8 @@ def stand_in(tmp_path):
     cli = tmp_path / "site/vllm/entrypoints/cli"
     cli.mkdir(parents=True)
     (cli / "main.py").write_text(STAND_IN)
+    (tmp_path / "site/vllm/benchmarks").mkdir()
+    (tmp_path / "site/vllm/benchmarks/serve.py").write_text(STAND_IN_CLIENT)
     return {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
 
 
@@ -71,7 +87,7 @@ def run(stand_in, tmp_path, *arguments, **environment):
                           env={**stand_in, **environment})
 
 
-@pytest.mark.parametrize("way", [[], ["--alone"]])
+@pytest.mark.parametrize("way", [[], ["--alone"], ["--at-once"]])
 def test_serve_measures_in_turns_and_leaves_nothing(stand_in, tmp_path, way):
     done = run(stand_in, tmp_path, "--sweep", "--sweep-concurrency", "1", "10",
                "--sweep-input-len", "300", *way)
@@ -88,11 +104,12 @@ def test_serve_measures_in_turns_and_leaves_nothing(stand_in, tmp_path, way):
 @pytest.mark.parametrize("fault, said", [
     ("start", "'on' ended with 1 while starting\n| the weights are not there"),
     ("stock", "'on' does not take the DeepGEMM path"),
+    ("client", "OSError: connection refused on purpose"),
     ("errors", "answered 9 of 10 requests")])
 def test_serve_says_what_failed(stand_in, tmp_path, fault, said):
     done = run(stand_in, tmp_path, STAND_IN_FAULT=fault)
     assert done.returncode == 2 and said in done.stderr and "\n\nhint: " in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "\nTraceback" not in done.stderr  # one quoted from a log is fine
     assert not left_behind(tmp_path)
 
 
@@ -103,8 +120,9 @@ def test_serve_interrupted_leaves_nothing(stand_in, tmp_path, number):
                                stderr=subprocess.PIPE, text=True,
                                env={**stand_in, "STAND_IN_FAULT": "slow"})
     deadline = time.monotonic() + 60
-    while not (tmp_path / "logs/bench.log").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "logs/server-on.log").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
+    time.sleep(1)
     process.send_signal(number)
     assert process.wait(timeout=60) == 130
     assert "Traceback" not in process.stderr.read()

@@ -237,6 +237,8 @@ def test_warm_up_modes(path, monkeypatch, tmp_path):
     monkeypatch.delenv("VLLM_DEEP_GEMM_WARMUP")
     warmup.warm_up(worker)
     assert len(asked) == len(set(asked)) == 1  # one shape, one block of rows
+    gemm, = next(layer for layer in path._layers.values() if layer)._gemms.values()
+    assert gemm.described == {m.weight.data_ptr() for m in list(worker.model_runner.model)[:2]}
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP", "strict")
     warmup.warm_up(worker)
     monkeypatch.setenv("VLLM_DEEP_GEMM_WARMUP", "sometimes")

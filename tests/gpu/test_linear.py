@@ -222,8 +222,7 @@ def test_weights_may_change_in_place_move_and_be_replaced():
         assert path == "deep_gemm" and error(out, wanted[turn % 2]) < 5e-3
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_weights_may_sleep(level):
+def test_weights_may_sleep():
     """Sleep mode as vLLM does it: level 1 brings the weights back, after level 2 they are
     loaded anew. Captured graphs must stay right as well."""
     from vllm.device_allocator.cumem import CuMemAllocator
@@ -238,15 +237,16 @@ def test_weights_may_sleep(level):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured, _ = call(x, weight, scale)
-    allocator.sleep(offload_tags=("weights",) if level == 1 else ())
-    allocator.wake_up()
-    if level == 2:
-        weight.copy_(second[0])
-        scale.copy_(second[1])
-        before, _ = call(x, *second)
-    out, path = call(x, weight, scale)
-    graph.replay()
-    assert path == "deep_gemm" and torch.equal(out, before) and torch.equal(captured, before)
+    for level in (1, 2):
+        allocator.sleep(offload_tags=("weights",) if level == 1 else ())
+        allocator.wake_up()
+        if level == 2:
+            weight.copy_(second[0])
+            scale.copy_(second[1])
+            before, _ = call(x, *second)
+        out, path = call(x, weight, scale)
+        graph.replay()
+        assert path == "deep_gemm" and torch.equal(out, before) and torch.equal(captured, before)
 
 
 def test_models_side_by_side():

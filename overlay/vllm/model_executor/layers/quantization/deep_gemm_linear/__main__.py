@@ -84,18 +84,18 @@ def planned(configs: Sequence[str], tp_sizes: Sequence[int], sms: Sequence[int],
 
 def precompile(options: argparse.Namespace) -> None:
     """Compile what is missing; says how many kernels and seconds."""
-    include = _include()
+    cache = KernelCache(_include(), [Path(options.out)] if options.out else None)
+    specs = planned(options.config, options.tp_size, options.sms, options.max_m)
+    missing = [spec for spec in specs if cache.find(spec) is None]
+    print(f"{len(specs)} kernels, {len(specs) - len(missing)} of them in {cache.folders[0]}",
+          flush=True)
+    if options.dry_run or not missing:
+        return
     compiler, why = kernel_cache.find_compiler()
     if compiler is None:
         raise Refusal(f"no usable compiler: {why}",
                       "install CUDA 12.3 or newer, or set DG_JIT_NVCC_COMPILER")
-    specs = planned(options.config, options.tp_size, options.sms, options.max_m)
-    cache = KernelCache(include, [Path(options.out)] if options.out else None)
-    missing = [spec for spec in specs if cache.find(spec) is None]
-    print(f"{len(specs)} kernels, {len(specs) - len(missing)} cached, {len(missing)} to "
-          f"compile with {compiler.path} ({compiler.name}) into {cache.folders[0]}", flush=True)
-    if options.dry_run:
-        return
+    print(f"compiling {len(missing)} with {compiler.path} ({compiler.name})", flush=True)
     started = time.monotonic()
     pool = ThreadPoolExecutor(options.jobs)
     try:

@@ -72,11 +72,14 @@ class Gemm:
                                  self._swizzle // 2 or spec.block_n, spec.block_m,
                                  self._swizzle)
 
+    def describe_weight(self, address: int) -> driver.TensorMap:
+        return self._map(2, address, 0, 0)
+
     def run(self, tile: plan.Tile, m: int, q: int, scales: int, weight: int,
             weight_scale: int, out: int, stream: int) -> None:
         """out[m, N] = q[rows, K] x weight[N, K]^T with their scales; all are addresses."""
         rows, box = tile.rows, tile.box
-        maps = (self._map(0, q, rows, box), self._map(2, weight, 0, 0),
+        maps = (self._map(0, q, rows, box), self.describe_weight(weight),
                 self._map(1, scales, rows, box), self._map(3, out, m, 0))
         self._launch.pointers[4:] = [ctypes.addressof(one) for one in maps]
         self._out.value, self._scales_b.value = out, weight_scale
@@ -123,6 +126,23 @@ class Layer:
             return None
         self._gemms[spec] = gemm
         return gemm
+
+    def touch(self, spec: kernel_cache.KernelSpec, weights: List[torch.Tensor],
+              weight_scale: torch.Tensor) -> None:
+        """Run a loaded kernel on one row: its code reaches the GPU with its first launch.
+
+        Also describes `weights`, so that a first long prompt finds all of it done.
+        """
+        gemm, tile = self._gemms[spec], plan.launch(spec, 1, self.num_sms)
+        rows, k = tile.rows, self.k
+        with torch.cuda.device(self.device), _lock:
+            buffer = torch.zeros(rows * (k + k // 32), dtype=torch.uint8, device=self.device)
+            out = torch.empty((1, self.n), dtype=torch.bfloat16, device=self.device)
+            q = buffer.data_ptr()
+            gemm.run(tile, 1, q, q + rows * k, weights[0].data_ptr(), weight_scale.data_ptr(),
+                     out.data_ptr(), torch._C._cuda_getCurrentRawStream(self.device.index))
+            for weight in weights:
+                gemm.describe_weight(weight.data_ptr())
 
     def _load_or_compile_later(self, spec: kernel_cache.KernelSpec) -> Optional[Gemm]:
         # A load may allocate, which ends a graph capture.

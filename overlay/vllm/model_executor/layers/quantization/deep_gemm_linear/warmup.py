@@ -54,7 +54,7 @@ def warm_up(worker: Any) -> None:
         return
     started = time.monotonic()
     max_m = worker.vllm_config.scheduler_config.max_num_batched_tokens
-    layers: Dict[linear.Layer, None] = {}
+    layers: Dict[linear.Layer, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
     # V0 multi-step wraps the runner that holds the model.
     runner = getattr(worker.model_runner, "_base_model_runner", worker.model_runner)
     for weight, scale, block_size in block_fp8_weights(runner.model):
@@ -63,7 +63,7 @@ def warm_up(worker: Any) -> None:
         layer = linear.layer_for(worker.model_config.dtype, weight, scale, block_size,
                                  weight.device)
         if layer is not None:
-            layers[layer] = None
+            layers.setdefault(layer, []).append((weight, scale))
     if not layers:
         return
     wanted = {(layer, spec): None for layer in layers
@@ -77,7 +77,12 @@ def warm_up(worker: Any) -> None:
             "kernels.py precompile CONFIG --tp-size N --max-m M, or VLLM_DEEP_GEMM_WARMUP=load")
     parallel = max(1, worker.parallel_config.world_size)
     _compile(missing, worker.local_rank * len(missing) // parallel, parallel)
-    loaded = sum(layer.load(spec) is not None for layer, spec in wanted)
+    loaded = 0
+    for layer, spec in wanted:
+        if layer.load(spec) is not None:
+            layer.touch(spec, [weight for weight, _ in layers[layer]], layers[layer][0][1])
+            loaded += 1
+    torch.cuda.synchronize()
     for layer in layers:
         linear.quantizer_of_device(layer.device.index)
     logger.info(
