@@ -10,8 +10,7 @@ Both runs answer the same documents with the same seed, so the difference is tak
 document by document; its standard error is far smaller than that of either score.
 Then the same texts once more, token by token: greedy agreement and the difference
 of log-probabilities. `off` runs twice there: what vLLM's own path differs from
-itself is the measure for the rest. Small models may run all variants --at-once
-(share the GPU with --model-args gpu_memory_utilization=0.2).
+itself is the measure for the rest.
 
 Exit codes: 0 measured, 2 lm-eval is missing or a run failed, 130 interrupted.
 """
@@ -24,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -148,10 +146,9 @@ def measure(options):
     variants = [(OFF, options.model), (ON, options.model)]
     if options.reference:
         variants.append((REFERENCE, options.reference))
-    pool = ThreadPoolExecutor(4 if options.at_once else 1)
-    told = pool.map(lambda variant: evaluate(*variant, options, folder), variants)
-    samples, texts, paths = ({name: part for (name, _), part in zip(variants, parts)}
-                             for parts in zip(*told))
+    samples, paths = {}, {}
+    for name, model in variants:
+        samples[name], texts, paths[name] = evaluate(name, model, options, folder)
     result = dict(kind="accuracy", command=shlex.join(sys.argv), model=options.model,
                   reference=options.reference, environment=environment(), path=paths[ON],
                   tasks={}, tokens={})
@@ -161,11 +158,10 @@ def measure(options):
             if options.reference:
                 told["reference"] = paired(off, samples[REFERENCE][task][metric])["on"]
             result["tasks"].setdefault(task, {})[metric] = told
-    texts = [text for text in texts[OFF] if text.strip()]
+    texts = [text for text in texts if text.strip()]
     texts = texts[::max(1, len(texts) // TEXTS)][:TEXTS]
     runs = [(OFF, options.model), (ON, options.model), (AGAIN, options.model), *variants[2:]]
-    told = pool.map(lambda run: token_by_token(*run, texts, options, folder), runs)
-    said = {name: one for (name, _), one in zip(runs, told)}
+    said = {name: token_by_token(name, model, texts, options, folder) for name, model in runs}
     result["tokens"] = {f"{name} against off": compare_tokens(said[OFF], said[name])
                         for name in said if name != OFF}
     if options.out:
@@ -210,7 +206,6 @@ def main():
     add("--seed", type=int, default=1234)
     add("--logs", metavar="DIR", help="where logs and samples go (default: a new folder)")
     add("--out", help="JSON to write")
-    add("--at-once", action="store_true", help="all variants side by side on the GPU")
     add("--tell", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     try:

@@ -9,9 +9,8 @@
 The default load is PR 19085's: 10 random prompts of 100 tokens in and out, all at
 once, no prefix caching. Variants take turns (A B A B), so that drift cancels. All
 servers share the GPU, one starting after the other; with --alone each has it for
-itself and is started anew for every turn. With --at-once they start together, which
-vLLM's memory profiling does not expect: fix the cache's size as well (-- \
---gpu-memory-utilization 0.8 --num-gpu-blocks-override N).
+itself and is started anew for every turn. Never two starts at once: vLLM's memory
+profiling and torch.compile's cache are not made for it.
 
 Exit codes: 0 measured, 2 a server or a load failed, 130 interrupted.
 """
@@ -259,6 +258,7 @@ def measure(options):
     clients = {}
 
     def up(server):
+        server.launch()
         result["start_s"][server.name] = round(server.wait(options.start_timeout), 1)
         result["path"][server.name] = server.path
     try:
@@ -266,16 +266,11 @@ def measure(options):
             if server.python not in clients:
                 clients[server.python] = Client(server.python, folder)
             if not options.alone:
-                server.launch()
-                if not options.at_once:
-                    up(server)
-        for server in servers if options.at_once else ():
-            up(server)
+                up(server)
         result["environment"] = environment()
         for count, (load, turn) in enumerate(turns, 1):
             for server in servers:
                 if options.alone:
-                    server.launch()
                     up(server)
                 metrics = server.drive(clients[server.python], load, seed=turn)
                 result["runs"].append(dict(variant=server.name, load=load, turn=turn, **metrics))
@@ -367,7 +362,6 @@ def main():
     add("--sweep-input-len", type=int, nargs="+", default=[1000, 3000])
     add("--sweep-rounds", type=int, default=2, help="turns of the other loads (default: 2)")
     add("--alone", action="store_true", help="one server at a time, started for every turn")
-    add("--at-once", action="store_true", help="start the servers together")
     add("--start-timeout", type=float, default=1800, help="seconds (default: 1800)")
     add("--logs", metavar="DIR", help="where server and load logs go (default: a new folder)")
     add("--out", help="JSON to write")

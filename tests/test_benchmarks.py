@@ -87,7 +87,7 @@ def run(stand_in, tmp_path, *arguments, **environment):
                           env={**stand_in, **environment})
 
 
-@pytest.mark.parametrize("way", [[], ["--alone"], ["--at-once"]])
+@pytest.mark.parametrize("way", [[], ["--alone"]])
 def test_serve_measures_in_turns_and_leaves_nothing(stand_in, tmp_path, way):
     done = run(stand_in, tmp_path, "--sweep", "--sweep-concurrency", "1", "10",
                "--sweep-input-len", "300", *way)
