@@ -118,8 +118,9 @@ def check_vllm(report):
 def check_switches(report):
     """The environment variables that decide."""
     for name in sorted(n for n in os.environ if "DEEP_GEMM" in n or n.startswith("DG_")):
-        known = name in ("VLLM_USE_DEEP_GEMM", "VLLM_USE_DEEP_GEMM_LINEAR",
-                         "VLLM_DEEP_GEMM_WARMUP") or name.startswith("DG_JIT_")
+        known = name.startswith("DG_JIT_") or name in (
+            "VLLM_USE_DEEP_GEMM", "VLLM_USE_DEEP_GEMM_LINEAR", "VLLM_USE_DEEP_GEMM_PER_TENSOR",
+            "VLLM_DEEP_GEMM_WARMUP")
         report.add(NOTE, "switch", f"{name}={os.environ[name]}"
                    + ("" if known else " is read by nothing here"))
     on = os.environ.get("VLLM_USE_DEEP_GEMM_LINEAR") or os.environ.get("VLLM_USE_DEEP_GEMM", "0")
@@ -160,7 +161,11 @@ def check_compiler_and_cache(report, folder):
         sources = kernel_cache.sources_key(folder + "/include")
         cached = sum(1 for r in kernel_cache.roots() for _ in (r / sources).rglob("*.cubin"))
     if compiler:
-        report.add(GOOD, "nvcc", f"{compiler.version[0]}.{compiler.version[1]}, {compiler.path}")
+        why = kernel_cache.toolchain_error(compiler)
+        state = GOOD if not why else NOTE if cached else BAD
+        report.add(state, "nvcc", f"{compiler.version[0]}.{compiler.version[1]}, {compiler.path}"
+                   + (f" does not compile C++20: {why}" if why else ""),
+                   "install g++ 10 or newer, or NVCC_PREPEND_FLAGS='-ccbin g++-12'")
         if compiler.version <= (12, 8) and not compiler.cuobjdump:
             report.add(NOTE, "cuobjdump", "not found: large-M kernels stay un-interleaved",
                        "install cuobjdump beside nvcc")

@@ -3,7 +3,8 @@
 """Every pin on its real wheels, and what any release of vLLM is to us.
 
     python ci/check_pins.py                     each pin: apply, ids, reverse
-    python ci/check_pins.py --git REPOSITORY    each pin's commits from a clone of vLLM
+    python ci/check_pins.py --git REPOSITORY    each pin's commits, each fetched alone from
+                                                a URL or a clone of vLLM
     python ci/check_pins.py 0.9.2 0.10.0        say of a release: pinned, already
                                                 upstream, too old or unknown
     python ci/check_pins.py --keep FILE V ...   and write it into a data file
@@ -79,10 +80,10 @@ def check_commits(repository, failed):
         for commit in pin.commits:
             with tempfile.TemporaryDirectory() as folder:
                 tree = Path(folder) / "vllm-src"
-                for command in (["git", "clone", "-q", "--shared", "--no-checkout", repository,
-                                 str(tree)],
-                                ["git", "-C", str(tree), "checkout", "-q", commit]):
-                    subprocess.run(command, check=True)
+                for command in (["init", "-q"], ["fetch", "-q", "--depth", "1", repository, commit],
+                                ["checkout", "-q", "FETCH_HEAD"]):
+                    tree.mkdir(exist_ok=True)
+                    subprocess.run(["git", "-C", str(tree), *command], check=True)
                 wrong = round_trip(tree, pin)
             print(f"{pin.name}: commit {commit[:12]}: "
                   f"{wrong or 'applies, reverses, ids as pinned'}", flush=True)

@@ -149,6 +149,7 @@ small() {
 }
 mkdir "$work/root"
 readonly_root() { # command ...: as a uid that no file names, on a root that cannot be written
+    # shellcheck disable=SC2016  # the inner shell expands them
     unshare -m sh -c 'root=$1; shift
         mount --bind "$0" "$root" && mount -o remount,ro,bind "$root" &&
         mount -t tmpfs tmpfs "$root/tmp" && mount -t proc proc "$root/proc" &&

@@ -58,7 +58,7 @@ def nvcc(tmp_path, monkeypatch):
         here={folder}
         if [ "$1" = --version ]; then echo "release $(cat $here/version),"; exit 0; fi
         if [ -e $here/fail ]; then echo "error: no such thing" >&2; exit 1; fi
-        echo "$1" >> $here/log
+        case $1 in *probe.cu) ;; *) echo "$1" >> $here/log ;; esac
         sleep 0.05
         head -c 300 $here/blob > "$3"; sleep 0.02; cat $here/blob > "$3"
         """))
@@ -258,6 +258,10 @@ def test_precompile_refusals(nvcc, config, tmp_path, capsys, monkeypatch):
     assert code == 2 and "cannot be read" in err
     code, _, err = cli(capsys, "precompile", config, "--tp-size", 3)
     assert code == 2 and "do not divide" in err
+    (nvcc / "fail").touch()
+    code, _, err = cli(capsys, "precompile", config, "--out", tmp_path / "x")
+    assert code == 2 and "does not compile C++20: error: no such thing" in err
+    assert not (tmp_path / "x").exists()
     (nvcc / "version").write_text("12.2")
     kernel_cache._inspect.cache_clear()
     code, _, err = cli(capsys, "precompile", config, "--out", tmp_path / "x")
@@ -277,6 +281,19 @@ def test_unpack_stays_inside(tmp_path, capsys):
     code, _, err = cli(capsys, "unpack", tmp_path / "evil.tar", "--out", tmp_path / "x")
     assert code == 2 and "not a packed kernel cache" in err
     assert not (tmp_path / "outside.cubin").exists()
+
+
+def test_real_compiler_with_an_old_host_compiler(tmp_path, monkeypatch):
+    kernel_cache._inspect.cache_clear()
+    compiler, why = kernel_cache.find_compiler()
+    if compiler is None:
+        pytest.skip(why)
+    assert kernel_cache.toolchain_error(compiler) is None
+    old = tmp_path / "g++"
+    old.write_text("#!/bin/sh\necho 'error: unrecognized option -std=c++20' >&2\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", f"-ccbin {old}")
+    assert "c++20" in kernel_cache.toolchain_error(compiler)
 
 
 def test_real_compiler(tmp_path, monkeypatch):

@@ -108,6 +108,67 @@ def test_wheel_from_source_and_damage(environment, tmp_path):
     refused(install("--python", environment, "--source", tmp_path / "dg"), 1, "cute) is missing")
 
 
+def in_a_mount(script, *arguments, **environment):
+    """Run a shell script that may mount, unseen by anyone else."""
+    allowed = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
+                             capture_output=True)
+    if allowed.returncode:
+        pytest.skip("mounting is not allowed here")
+    return subprocess.run(["unshare", "-m", "sh", "-c", script, "sh", *map(str, arguments)],
+                          capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.mark.skipif(not SOURCE, reason="DEEPGEMM_SOURCE is not set: no DeepGEMM sources here")
+@pytest.mark.parametrize("room", ["1m", "12m", "30m"])
+def test_disk_full_while_building(environment, tmp_path, room):
+    (tmp_path / "small").mkdir()
+    done = in_a_mount('mount -t tmpfs -o size=$1 tmpfs "$2" && shift 2 && bash "$@"', room,
+                      tmp_path / "small", INSTALL, "--python", environment, "--source", SOURCE,
+                      TMPDIR=str(tmp_path / "small"))
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    refused(done, done.returncode, "TMPDIR=/a/folder")
+    assert not list(site_of(environment).glob("deep_gemm*"))
+
+
+@pytest.mark.skipif(not SOURCE, reason="DEEPGEMM_SOURCE is not set: no DeepGEMM sources here")
+def test_site_packages_that_cannot_be_written(environment, tmp_path):
+    site = site_of(environment)
+    done = in_a_mount('mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && '
+                      'bash "$@"', site, INSTALL, "--python", environment, "--source", SOURCE)
+    refused(done, 2, "the wheel cannot be installed", "Read-only file system")
+    assert not list(site.glob("deep_gemm*"))
+
+
+@pytest.mark.skipif(not SOURCE, reason="DEEPGEMM_SOURCE is not set: no DeepGEMM sources here")
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("buildah")
+                    or not shutil.which("debootstrap"),
+                    reason="needs root, buildah and debootstrap")
+def test_image():
+    done = subprocess.run(["bash", str(PROJECT / "ci/image.sh"), "--deepgemm", SOURCE],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_image_refusals():
+    for flags, said in ((["--frob"], "unknown argument"), (["--deepgemm"], "needs a value")):
+        done = subprocess.run(["bash", str(PROJECT / "ci/image.sh"), *flags],
+                              capture_output=True, text=True)
+        refused(done, 2, said)
+
+
+def test_doctor_is_not_misled_by_the_working_folder(wheel, apply, tmp_path):
+    apply(wheel)
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("cuda.py", "deep_gemm.py", "torch.py"):
+        (here / name).write_text("raise SystemExit('wrong one')")
+    done = subprocess.run([sys.executable, str(PROJECT / "doctor.py"), "--no-gpu"], cwd=here,
+                          capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(wheel)})
+    assert "wrong one" not in done.stdout + done.stderr
+    assert "+ overlay        applied" in done.stdout
+
+
 def doctor(*flags, **environment):
     return subprocess.run([sys.executable, str(PROJECT / "doctor.py"), *flags],
                           capture_output=True, text=True, env={**os.environ, **environment})

@@ -21,7 +21,10 @@ refuse() { # code, sentence, hint
     exit "$1"
 }
 
-last_lines() { grep -v "^ *$" "$1" | tail -n 1; }
+# What a command prints is kept here and not in a file: the disk may be full.
+said=''
+attempt() { said=$("$@" 2>&1); }
+last_line() { printf '%s\n' "$said" | grep -v '^ *$' | tail -n 1; }
 
 while [ $# -gt 0 ]; do
     case $1 in
@@ -50,8 +53,8 @@ trap 'rm -rf "$work"' EXIT
 installed=$(cd "$work" && "$python" -c '
 import importlib.util as u
 spec = u.find_spec("deep_gemm")
-print((spec.submodule_search_locations or [""])[0] if spec else "")' 2>"$work/log") ||
-    refuse 2 "$python cannot look for deep_gemm: $(last_lines "$work/log")" "--python PYTHON"
+print((spec.submodule_search_locations or [""])[0] if spec else "")' 2>/dev/null) ||
+    refuse 2 "$python cannot look for deep_gemm" "--python PYTHON"
 if [ -n "$installed" ] && [ "$install" = 1 ]; then
     if difference=$("$python" "$tools/deepgemm_pin.py" package "$installed"); then
         echo "already installed: $difference in $installed"
@@ -65,22 +68,24 @@ fi
 
 if [ -n "$source" ]; then
     [ -d "$source" ] || refuse 2 "$source is not a folder" "--source DIR"
-    "$python" "$tools/deepgemm_pin.py" source "$source" >"$work/log" 2>&1 ||
-        refuse 1 "$source is not DeepGEMM at the pin: $(last_lines "$work/log")" \
+    attempt "$python" "$tools/deepgemm_pin.py" source "$source" ||
+        refuse 1 "$source is not DeepGEMM at the pin: $(last_line)" \
             "check out the commit first, then: git submodule update --init"
-    mkdir -p "$work/src/third-party/cutlass"
-    cp -r "$source/deep_gemm" "$source/setup.py" "$work/src/"
-    cp -r "$source/third-party/cutlass/include" "$work/src/third-party/cutlass/"
+    { attempt mkdir -p "$work/src/third-party/cutlass" &&
+        attempt cp -r "$source/deep_gemm" "$source/setup.py" "$work/src/" &&
+        attempt cp -r "$source/third-party/cutlass/include" "$work/src/third-party/cutlass/"; } ||
+        refuse 2 "the sources cannot be copied: $(last_line)" "TMPDIR=/a/folder/with/200/MB"
 else
     commit=$("$python" -c "import sys; sys.path.insert(0, '$tools'); import deepgemm_pin as p
 print(p.COMMIT)")
     echo "cloning $repository (about a minute) ..."
-    { git clone -q "$repository" "$work/src" && git -C "$work/src" checkout -q "$commit" &&
-        git -C "$work/src" submodule -q update --init third-party/cutlass; } >"$work/log" 2>&1 ||
-        refuse 2 "DeepGEMM cannot be cloned: $(last_lines "$work/log")" \
+    { attempt git clone -q "$repository" "$work/src" &&
+        attempt git -C "$work/src" checkout -q "$commit" &&
+        attempt git -C "$work/src" submodule -q update --init third-party/cutlass; } ||
+        refuse 2 "DeepGEMM cannot be cloned: $(last_line)" \
             "without a network, unpack it elsewhere and give --source DIR"
-    "$python" "$tools/deepgemm_pin.py" source "$work/src" >"$work/log" ||
-        refuse 1 "the clone is not DeepGEMM at the pin: $(last_lines "$work/log")" "--repository URL"
+    attempt "$python" "$tools/deepgemm_pin.py" source "$work/src" ||
+        refuse 1 "the clone is not DeepGEMM at the pin: $(last_line)" "--repository URL"
 fi
 
 echo "building the wheel ..."
@@ -88,46 +93,47 @@ echo "building the wheel ..."
 isolation=()
 "$python" -I -c 'import setuptools.command.bdist_wheel' 2>/dev/null &&
     isolation=(--no-build-isolation)
-(cd "$work/src" && "$python" -m pip wheel -q --disable-pip-version-check --no-deps \
-    ${isolation[@]+"${isolation[@]}"} -w "$work/wheel" .) >"$work/log" 2>&1 ||
-    refuse 2 "the wheel cannot be built: $(last_lines "$work/log")" \
-        "python -m pip install 'setuptools>=77', and check the room in $work"
+build() { cd "$work/src" && "$python" -m pip wheel -q --disable-pip-version-check --no-deps \
+    ${isolation[@]+"${isolation[@]}"} -w "$work/wheel" .; }
+attempt build || refuse 2 "the wheel cannot be built: $(last_line)" \
+    "python -m pip install 'setuptools>=77', or TMPDIR=/a/folder/with/200/MB"
 wheel=$(echo "$work"/wheel/deep_gemm-*.whl)
-mkdir "$work/unpacked"
-"$python" -m zipfile -e "$wheel" "$work/unpacked"
-"$python" "$tools/deepgemm_pin.py" package "$work/unpacked/deep_gemm" >"$work/log" ||
-    refuse 1 "the wheel is not complete: $(last_lines "$work/log")" "check the room in $work"
+{ attempt mkdir "$work/unpacked" && attempt "$python" -m zipfile -e "$wheel" "$work/unpacked" &&
+    attempt "$python" "$tools/deepgemm_pin.py" package "$work/unpacked/deep_gemm"; } ||
+    refuse 1 "the wheel is not complete: $(last_line)" "TMPDIR=/a/folder/with/200/MB"
 
 if [ -n "$wheel_dir" ]; then
-    { mkdir -p "$wheel_dir" && cp "$wheel" "$wheel_dir/.new.whl" &&
-        mv "$wheel_dir/.new.whl" "$wheel_dir/$(basename "$wheel")"; } 2>"$work/log" ||
-        refuse 2 "$wheel_dir cannot be written: $(last_lines "$work/log")" "--wheel-dir DIR"
+    { attempt mkdir -p "$wheel_dir" && attempt cp "$wheel" "$wheel_dir/.new.whl" &&
+        attempt mv "$wheel_dir/.new.whl" "$wheel_dir/$(basename "$wheel")"; } ||
+        refuse 2 "$wheel_dir cannot be written: $(last_line)" "--wheel-dir DIR"
     echo "wheel: $wheel_dir/$(basename "$wheel")"
 fi
 [ "$install" = 1 ] || exit 0
 
 if [ "$replace" = 1 ] && [ -n "$installed" ]; then
-    "$python" -m pip uninstall -q -y deep_gemm deep-gemm >"$work/log" 2>&1 || true
+    attempt "$python" -m pip uninstall -q -y deep_gemm deep-gemm || true
 fi
-"$python" -m pip install -q --disable-pip-version-check --no-deps "$wheel" >"$work/log" 2>&1 ||
-    refuse 2 "the wheel cannot be installed: $(last_lines "$work/log")" \
+attempt "$python" -m pip install -q --disable-pip-version-check --no-deps "$wheel" ||
+    refuse 2 "the wheel cannot be installed: $(last_line)" \
         "install into a writable environment: --python VENV/bin/python"
+take_out() { "$python" -m pip uninstall -q -y deep_gemm >/dev/null 2>&1 || true; }
 (cd "$work" && "$python" -c 'import cuda.bindings.driver') >/dev/null 2>&1 ||
-    "$python" -m pip install -q --disable-pip-version-check "$bindings" >"$work/log" 2>&1 || {
-    "$python" -m pip uninstall -q -y deep_gemm >/dev/null 2>&1
-    refuse 2 "$bindings, which DeepGEMM imports, cannot be installed: $(last_lines "$work/log")" \
+    attempt "$python" -m pip install -q --disable-pip-version-check "$bindings" || {
+    take_out
+    refuse 2 "$bindings, which DeepGEMM imports, cannot be installed: $(last_line)" \
         "install it from a wheel, then run again; deep_gemm was taken out again"
 }
-(cd "$work" && "$python" - "$tools" <<'PY') >"$work/log" 2>&1 ||
+verify() { cd "$work" && "$python" -c '
 import sys
 sys.path.append(sys.argv[1])
 import deepgemm_pin
 import deep_gemm
 wrong = deepgemm_pin.package_differences(list(deep_gemm.__path__)[0])
-sys.exit("; ".join(wrong) if wrong else not callable(deep_gemm.gemm_fp8_fp8_bf16_nt))
-PY
-    { "$python" -m pip uninstall -q -y deep_gemm >/dev/null 2>&1 || true
-      refuse 1 "the installed package does not work: $(last_lines "$work/log")" \
-        "deep_gemm was taken out again; it needs torch in the same environment"; }
+sys.exit("; ".join(wrong) if wrong else not callable(deep_gemm.gemm_fp8_fp8_bf16_nt))' "$tools"; }
+attempt verify || {
+    take_out
+    refuse 1 "the installed package does not work: $(last_line)" \
+        "deep_gemm was taken out again; it needs torch in the same environment"
+}
 echo "installed and verified: DeepGEMM in $(cd "$work" && "$python" -c '
 import importlib.util as u; print(u.find_spec("deep_gemm").submodule_search_locations[0])')"

@@ -382,6 +382,54 @@ def test_another_device():
         assert error(out, x.float() @ dequantized(weight, scale).t()) < 0.05
 
 
+@pytest.mark.parametrize("kind", ["fp8 dynamic", "fp8 static", "compressed-tensors"])
+def test_per_tensor_checkpoints_merged_layers(kind):
+    """vLLM's own linear methods load three shards with a scale each; then ours takes over."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
+        CompressedTensorsLinearMethod,
+    )
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        CompressedTensorsW8A8Fp8,
+    )
+    from vllm.model_executor.layers.quantization.deep_gemm_linear import per_tensor
+    from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod
+    k, shards, static = 5120, [1024, 128, 128], kind == "fp8 static"
+    layer = torch.nn.Module()
+    with set_current_vllm_config(VllmConfig()), torch.device("cuda"):
+        if kind == "compressed-tensors":
+            worker = layer.scheme = CompressedTensorsW8A8Fp8("tensor", False)
+            method = CompressedTensorsLinearMethod(None)
+        else:
+            method = worker = Fp8LinearMethod(Fp8Config(True, "static" if static else "dynamic"))
+            method.out_dtype = torch.bfloat16
+        worker.out_dtype = torch.bfloat16
+        worker.create_weights(layer, input_size_per_partition=k, output_partition_sizes=shards,
+                              input_size=k, output_size=sum(shards), params_dtype=torch.bfloat16,
+                              weight_loader=lambda *_: None)
+    layer.quant_method = method
+    scales = torch.tensor([1e-3, 5e-4, 2e-3], device="cuda")
+    weight, _ = weight_of(sum(shards), k)
+    layer.weight.data.copy_(weight)
+    layer.weight_scale.data.copy_(scales)
+    if static:
+        layer.input_scale.data.fill_(5 / 448)
+    exact_weight = weight.float() * scales.repeat_interleave(
+        torch.tensor(shards, device="cuda"))[:, None]
+    worker.process_weights_after_loading(layer)
+    x = torch.randn(16, k, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(sum(shards), device="cuda", dtype=torch.bfloat16)
+    exact = x.float() @ exact_weight.t() + bias.float()
+    stock = method.apply(layer, x, bias)
+    assert per_tensor.adopt(torch.nn.Sequential(layer), torch.bfloat16) == 1
+    ready(sum(shards), k, [16])
+    linear, _, _ = modules()
+    before = linear.counts["deep_gemm"]
+    out = layer.quant_method.apply(layer, x, bias)
+    assert linear.counts["deep_gemm"] == before + 1
+    assert error(out, exact) <= error(stock, exact) + 1e-3
+
+
 def test_half_precision_runs_the_stock_path():
     weight, scale = weight_of(1280, 5120)
     x = torch.randn(3, 5120, device="cuda", dtype=torch.float16)

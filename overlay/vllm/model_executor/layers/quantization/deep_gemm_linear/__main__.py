@@ -95,6 +95,10 @@ def precompile(options: argparse.Namespace) -> None:
     if compiler is None:
         raise Refusal(f"no usable compiler: {why}",
                       "install CUDA 12.3 or newer, or set DG_JIT_NVCC_COMPILER")
+    why = kernel_cache.toolchain_error(compiler)
+    if why:
+        raise Refusal(f"{compiler.path} does not compile C++20: {why}",
+                      "install g++ 10 or newer; NVCC_PREPEND_FLAGS='-ccbin g++-12' names one")
     print(f"compiling {len(missing)} with {compiler.path} ({compiler.name})", flush=True)
     started = time.monotonic()
     pool = ThreadPoolExecutor(options.jobs)

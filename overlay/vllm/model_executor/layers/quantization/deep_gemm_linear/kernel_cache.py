@@ -73,6 +73,15 @@ auto kernel = reinterpret_cast<void*>(&deep_gemm::fp8_gemm_kernel<
 """
 
 
+# Needs what the kernels need of nvcc and its host compiler, in half a second.
+_PROBE = """\
+#include <concepts>
+#include <cuda_fp8.h>
+template <std::integral T> __global__ void probe(T* out) { *out = 1; }
+template __global__ void probe<int>(int*);
+"""
+
+
 class KernelSpec(NamedTuple):
     """What one compiled kernel is specialised for.
 
@@ -146,6 +155,20 @@ def _inspect(path: str) -> Tuple[Optional[Compiler], str]:
     beside = os.path.join(os.path.dirname(path), "cuobjdump")
     cuobjdump = beside if os.access(beside, os.X_OK) else shutil.which("cuobjdump")
     return Compiler(path, version, cuobjdump), ""
+
+
+def toolchain_error(compiler: Compiler) -> Optional[str]:
+    """Why nvcc cannot compile at all (a host compiler too old or absent), or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, made = Path(folder, "probe.cu"), Path(folder, "probe.cubin")
+        source.write_text(_PROBE)
+        run = subprocess.run([compiler.path, str(source), "-o", str(made), *FLAGS],
+                             capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        lines = [line for line in (run.stderr + run.stdout).splitlines() if line.strip()]
+        if run.returncode or not made.exists():
+            return next((line for line in lines if "error" in line.lower()),
+                        lines[-1] if lines else f"exit code {run.returncode}").strip()
+    return None
 
 
 @functools.cache

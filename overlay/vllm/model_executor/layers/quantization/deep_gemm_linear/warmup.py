@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 import torch
 from vllm.logger import init_logger
 
-from . import linear, plan
+from . import linear, per_tensor, plan
 from .kernel_cache import CompileError, KernelSpec
 
 logger = init_logger("vllm.deep_gemm_linear")
@@ -50,13 +50,15 @@ def warm_up(worker: Any) -> None:
     `worker`: a V0 or V1 GPU worker with its model loaded. Raises MissingKernels
     in strict mode, ValueError for an unknown mode; nothing else stops a start.
     """
+    # V0 multi-step wraps the runner that holds the model.
+    runner = getattr(worker.model_runner, "_base_model_runner", worker.model_runner)
+    if per_tensor.wanted():
+        per_tensor.adopt(runner.model, worker.model_config.dtype)
     if mode() == "off":
         return
     started = time.monotonic()
     max_m = worker.vllm_config.scheduler_config.max_num_batched_tokens
     layers: Dict[linear.Layer, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
-    # V0 multi-step wraps the runner that holds the model.
-    runner = getattr(worker.model_runner, "_base_model_runner", worker.model_runner)
     for weight, scale, block_size in block_fp8_weights(runner.model):
         if not weight.is_cuda:
             continue
