@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout and shape handling of one call, with the real quantizer interpreted."""
 import multiprocessing
+import os
 
 import pytest
 import torch
@@ -112,3 +113,21 @@ def test_descriptors_of_a_call_outlive_a_full_table(path, monkeypatch):
         wanted = [(0, turn), (0, 2000 + turn), (7, 1000 + turn), (9, 3000 + turn)]
         assert launched[-1] == [a.to_bytes(8, "little") + b.to_bytes(8, "little")
                                 for a, b in wanted]
+
+
+def test_a_home_that_cannot_be_written_does_not_stop_the_quantizer(monkeypatch):
+    from vllm.model_executor.layers.quantization.deep_gemm_linear import quantize
+    folders = []
+
+    class Kernel:
+        def warmup(self, *args, **kwargs):
+            folders.append(os.environ.get("TRITON_CACHE_DIR"))
+            if len(folders) == 1:
+                raise PermissionError("/.triton")
+            return "compiled"
+
+    monkeypatch.setattr(quantize, "_group_quantize", Kernel())
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    assert quantize._compile() == "compiled"
+    assert folders[0] is None and folders[1] and not os.path.exists(folders[1])
+    assert "TRITON_CACHE_DIR" not in os.environ

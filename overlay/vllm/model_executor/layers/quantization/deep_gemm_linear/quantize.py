@@ -9,6 +9,8 @@ The arithmetic is that of vLLM's own `per_token_group_quant_fp8` (absolute
 maximum over the group, at least 1e-10, over 448), in the same order, so both
 paths see the same 8-bit values.
 """
+import os
+import tempfile
 from ctypes import c_int32, c_void_p
 
 import torch
@@ -47,6 +49,31 @@ def _group_quantize(x_ptr, q_ptr, scales_ptr, row_stride_16b, num_groups,
              mask=live)
 
 
+def _compile():
+    """Triton's compiled kernel; its cache need not be writable.
+
+    A uid without a home cannot write ~/.triton, and Triton does not go on without.
+    """
+    def compiled():
+        return _group_quantize.warmup(
+            torch.bfloat16, torch.float8_e4m3fn, torch.float32, 2, 2, 2,
+            EPS, FP8_MAX, GROUPS=GROUPS_PER_PROGRAM, TRIGGER=True,
+            num_warps=NUM_WARPS, grid=(1, 1))
+    try:
+        return compiled()
+    except OSError:
+        before = os.environ.get("TRITON_CACHE_DIR")
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TRITON_CACHE_DIR"] = folder
+            try:
+                return compiled()
+            finally:
+                if before is None:
+                    del os.environ["TRITON_CACHE_DIR"]
+                else:
+                    os.environ["TRITON_CACHE_DIR"] = before
+
+
 class Quantizer:
     """The compiled kernel, launched without Triton's own launcher.
 
@@ -55,10 +82,7 @@ class Quantizer:
     """
 
     def __init__(self):
-        compiled = _group_quantize.warmup(
-            torch.bfloat16, torch.float8_e4m3fn, torch.float32, 2, 2, 2,
-            EPS, FP8_MAX, GROUPS=GROUPS_PER_PROGRAM, TRIGGER=True,
-            num_warps=NUM_WARPS, grid=(1, 1))
+        compiled = _compile()
         shared = compiled.metadata.shared
         self._kernel = driver.Kernel(compiled.asm["cubin"], compiled.metadata.name)
         self._x, self._q, self._scales = c_void_p(), c_void_p(), c_void_p()
