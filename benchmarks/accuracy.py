@@ -183,7 +183,7 @@ def tables(result):
     yield ""
     for task, metrics in result["tasks"].items():
         for metric, told in metrics.items():
-            yield f"{task}, {metric}: no difference larger than {told['bound_95']:.4f} at 95 %"
+            yield f"- {task}, {metric}: no difference larger than {told['bound_95']:.4f} at 95 %"
     yield "\n| token by token | equal answers | tokens before the first difference | "\
           "mean difference of log-probabilities |"
     yield "|---|---|---|---|"

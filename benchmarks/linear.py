@@ -380,7 +380,8 @@ def summarize(result):
     for gap, cell in slower[:12]:
         if gap > 0.01:
             print(f"  {100 * gap:5.1f} %  [{cell['n']}, {cell['k']}] M {cell['m']} "
-                  f"{cell['kernel']} {cell['us']}")
+                  f"{cell['kernel'].split('_', 2)[2]}: "
+                  + ", ".join(f"{p} {cell['us'][p]:.1f}" for p in ("ours", *rivals_of(cell))))
     small = [c for c in cells if c["layer"] == "qwen3-32b TP1" and c["m"] <= 64]
     for rival in dict.fromkeys(p for c in cells for p in rivals_of(c)):
         for some, where in ((small, "Qwen3-32B TP1, M <= 64"), (cells, "all cells")):

@@ -35,9 +35,9 @@ def kind_of(result):
 
 def section_serve(result):
     yield f"Model: {result['model']}. Start: " + ", ".join(
-        f"{name} {seconds:.0f} s" for name, seconds in result["start_s"].items()) + "."
+        f"{name} {seconds:.0f} s" for name, seconds in result["start_s"].items()) + ".\n"
     for name, line in result["path"].items():
-        yield f"Log of `{name}`: {line or 'stock linear layers'}"
+        yield f"- log of `{name}`: {line or 'stock linear layers'}"
     yield from serve.tables(result)
 
 
@@ -71,6 +71,11 @@ def section_linear(result):
     yield "\n```\n" + captured.getvalue().strip() + "\n```"
 
 
+def powers_of_two(axes):
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
 def plot_serve(axes, result):
     loads = list({json.dumps(r["load"]): r["load"] for r in result["runs"]}.values())
     first = loads[0]
@@ -80,7 +85,7 @@ def plot_serve(axes, result):
     for name in values[0]:
         axes.plot([x["concurrency"] for x in loads], [v[name]["median_tpot_ms"] for v in values],
                   marker="o", label=name)
-    axes.set_xscale("log", base=2)
+    powers_of_two(axes)
     axes.set_ylim(bottom=0)
     axes.set(title="Time per output token", xlabel="requests at once", ylabel="median TPOT, ms")
 
@@ -104,7 +109,7 @@ def plot_linear(axes, result):
         axes.plot([c["m"] for c in mine], [c["us"]["cutlass"] / c["us"]["ours"] for c in mine],
                   marker="o", markersize=3, label=f"[{n}, {k}]")
     axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_xscale("log", base=2)
+    powers_of_two(axes)
     axes.set(title=f"Speed-up of one linear call over CUTLASS, {result['cells'][0]['layer']}",
              xlabel="rows (M)", ylabel="CUTLASS / ours")
 
