@@ -52,9 +52,10 @@ class Failure(Exception):
 
 # vLLM's own load generator, imported once for all loads of one interpreter.
 _CLIENT = """
-import argparse, json, sys, traceback
+import argparse, json, os, sys, traceback
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # whatever vLLM prints goes to the log, from its first import on
 from vllm.benchmarks.serve import add_cli_args, main
-replies, sys.stdout = sys.stdout, sys.stderr
 parser = argparse.ArgumentParser()
 add_cli_args(parser)
 for line in sys.stdin:
@@ -261,6 +262,8 @@ def measure(options):
         server.launch()
         result["start_s"][server.name] = round(server.wait(options.start_timeout), 1)
         result["path"][server.name] = server.path
+        # Not counted: what a first request pays, on either side.
+        server.drive(clients[server.python], loads[0], seed=options.rounds)
     try:
         for server in servers:
             if server.python not in clients:

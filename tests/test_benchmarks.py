@@ -36,6 +36,7 @@ http.server.HTTPServer(("127.0.0.1", int(arguments["--port"])), Handler).serve_f
 '''
 STAND_IN_CLIENT = '''
 import json, os, time, urllib.request
+print("INFO vLLM logs to stdout from its first import on", flush=True)
 def add_cli_args(parser):
     for name in ("model", "host", "port", "dataset-name", "random-input-len", "num-prompts",
                  "random-output-len", "seed", "max-concurrency", "percentile-metrics",
