@@ -38,6 +38,10 @@ RUNS = (("qwen3-32b", 1), ("qwen3-32b", 2), ("qwen3-32b", 4), ("qwen3-32b", 8),
 BLOCK = [128, 128]
 PATHS = ("ours", "cutlass", "triton", "pr19085")
 PARTS = ("gemm", "quant")
+# Tiles that two thread blocks may share, for --tiles above the plan's predicted rows.
+LARGE_TILES = [(128, n) for n in (96, 112, 120, 128, 144, 160)] + \
+              [(256, n) for n in (80, 96, 104, 112, 120, 128)]
+TILE_MS = (16, 64, 65, 128, 192, 256, 384, 512, 1024, 2048, 3072, 4096, 8192)
 SWITCH = "VLLM_USE_DEEP_GEMM_LINEAR"
 
 
@@ -69,7 +73,7 @@ class Bench:
             bits[(bits & 0x7F) > 0x60] = 0x38
             scale = torch.rand(-(-n // 128), k // 128, device="cuda") * 1e-2 + 1e-3
             self.weights.append((bits.view(torch.float8_e4m3fn), scale))
-        self.copies = copies
+        self.copies, self.buffers = copies, {}
         self.x = torch.randn(max_m, k, device="cuda", dtype=torch.bfloat16)
         self.layer = linear.layer_for(torch.bfloat16, *self.weights[0], BLOCK,
                                       self.x.device)
@@ -93,25 +97,26 @@ class Bench:
             x, weight, BLOCK, scale, cutlass_block_fp8_supported=path != "triton")
 
     def part(self, which, m, copy, tile=None):
-        """Our quantizer or our GEMM alone, on buffers made once."""
+        """Our quantizer or our GEMM alone, on buffers made once for each row count."""
         torch, tile = self.torch, tile or self.layer.tile(m)
         weight, scale = self.weights[copy]
-        key = (m, tile)
-        if getattr(self, "_key", None) != key:
-            self._key = key
-            self._buffer = torch.zeros(tile.rows * (self.k + self.k // 32), device="cuda",
-                                       dtype=torch.uint8)
-            self._out = torch.empty(m, self.n, device="cuda", dtype=torch.bfloat16)
+        if (m, tile.rows) not in self.buffers:
+            if any(rows != m for rows, _ in self.buffers):
+                self.buffers.clear()
+            self.buffers[m, tile.rows] = (
+                torch.zeros(tile.rows * (self.k + self.k // 32), device="cuda", dtype=torch.uint8),
+                torch.empty(m, self.n, device="cuda", dtype=torch.bfloat16))
             # Real values: a product of zeros draws less power and runs at higher clocks.
             self.part("quant", m, copy, tile)
-        q = self._buffer.data_ptr()
+        buffer, out = self.buffers[m, tile.rows]
+        q = buffer.data_ptr()
         scales, stream = q + tile.rows * self.k, torch.cuda.current_stream().cuda_stream
         if which == "quant":
             self.linear.quantizer_of_device(0).run(m, self.k, self.x.data_ptr(), self.k, q,
                                                    scales, tile.rows, stream)
         else:
             self.layer.load(tile.spec).run(tile, m, q, scales, weight.data_ptr(),
-                                           scale.data_ptr(), self._out.data_ptr(), stream)
+                                           scale.data_ptr(), out.data_ptr(), stream)
 
     def paths(self):
         # What vLLM's own gate and PR 19085's would refuse is no rival.
@@ -330,33 +335,53 @@ def measure(options):
 
 
 def measure_tiles(options):
-    """Our GEMM alone with every tile of the plan: is the plan's choice the best one?"""
+    """Our GEMM alone with every tile: is the plan's choice the best one?
+
+    Ends with each tile's time of one step along K, what plan.STEP_NS is made of.
+    """
     import torch
     from vllm.model_executor.layers.quantization.deep_gemm_linear import linear, plan
-    result, gaps = steady(torch), []
+    result, gaps, steps = steady(torch), [], {}
     sms, found = result["sms"], layers(RUNS[:1] if options.quick else RUNS)
     cache = linear.cache_of_process()
-    specs = {(n, k): [plan.predicted_kernel(n, k, *tile) for tile in plan.STEP_NS]
-             for _, n, k in found}
-    _compile_all([partial(cache.get, spec) for shape in specs.values() for spec in shape],
-                 f"{sum(map(len, specs.values()))} kernels")
+    ms = options.m or TILE_MS
+
+    def candidates(n, k, m):
+        small = m <= plan.MAX_PREDICTED_M
+        found = [plan.kernel_of_tile(n, k, *tile, cluster=1 if small else 2)
+                 for tile in (plan.STEP_NS if small else LARGE_TILES)
+                 if tile[0] <= max(64, -(-m // 64) * 64)]
+        return list(dict.fromkeys([*found, plan.tile(m, n, k, sms).spec]))
+    specs = {spec: None for _, n, k in found for m in ms for spec in candidates(n, k, m)}
+    _compile_all([partial(cache.get, spec) for spec in specs], f"{len(specs)} kernels")
     for label, n, k in found:
-        bench = Bench(torch, n, k, plan.MAX_PREDICTED_M)
+        bench = Bench(torch, n, k, max(ms))
         print(f"\n{label}: weight [{n}, {k}], us a call: chosen, then the best three")
-        for m in options.m or (16, 64, 65, 128, 192, 256, 384, 512):
+        for m in ms:
             tiles = {spec.name.split("_", 2)[2]: plan.launch(spec, m, sms)
-                     for spec in specs[n, k] if spec.block_m <= max(64, -(-m // 64) * 64)}
+                     for spec in candidates(n, k, m)}
             us = bench.time({name: partial(bench.part, "gemm", m, tile=tile)
                              for name, tile in tiles.items()}, m, options.budget)
             chosen = bench.layer.tile(m).spec.name.split("_", 2)[2]
             best = sorted(us, key=us.get)
+            for name, tile in tiles.items():
+                blocks = -(-tile.rows // tile.spec.block_m) * -(-n // tile.spec.block_n)
+                # Where the memory decides, a step's time says nothing of the tile.
+                if us[name] > 1.3 * n * k / result["read_tb_s"] / 1e6:
+                    steps.setdefault(name.split("_s")[0] + name[name.index("_c"):], []).append(
+                        (us[name] * 1e3 / -(-blocks // sms) - plan.TILE_NS) / (k // 128))
             gaps.append(us[chosen] / us[best[0]] - 1)
             result["cells"].append(dict(layer=label, n=n, k=k, m=m, chosen=chosen, tiles=us))
             print(f"M {m:5} {chosen} {us[chosen]:.2f} ({100 * gaps[-1]:+.1f} %)  "
                   + "  ".join(f"{name} {us[name]:.2f}" for name in best[:3]), flush=True)
         keep(result, options)
     print(f"\n{len(gaps)} choices: {100 * statistics.mean(gaps):.1f} % above the best tile on "
-          f"average, {100 * max(gaps):.1f} % at most")
+          f"average, {100 * max(gaps):.1f} % at most\nns a step:")
+    result["step_ns"] = {name: statistics.median(values) for name, values in steps.items()}
+    for name, value in sorted(result["step_ns"].items()):
+        print(f"  {name:14} {value:5.0f}  ({len(steps[name])} cells, "
+              f"{min(steps[name]):.0f} to {max(steps[name]):.0f})")
+    keep(result, options)
 
 
 def rivals_of(cell):

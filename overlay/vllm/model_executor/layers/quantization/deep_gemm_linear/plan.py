@@ -81,9 +81,10 @@ def _stages(k: int, block_m: int, block_n: int) -> int:
                      f"{block_m}x{block_n}")
 
 
-def predicted_kernel(n: int, k: int, block_m: int, block_n: int) -> KernelSpec:
-    """The kernel of one tile of `STEP_NS` for a weight [n, k]."""
-    return KernelSpec(n, k, block_m, block_n, _stages(k, block_m, block_n), 1, False)
+def kernel_of_tile(n: int, k: int, block_m: int, block_n: int, cluster: int = 1) -> KernelSpec:
+    """The kernel for a weight [n, k] with one tile; a pair shares the tile's longer side."""
+    return KernelSpec(n, k, block_m, block_n, _stages(k, block_m, block_n), cluster,
+                      cluster > 1 and block_m > block_n)
 
 
 @functools.cache
@@ -99,7 +100,7 @@ def _kernel(blocks: int, n: int, k: int, num_sms: int) -> KernelSpec:
             compute = waves * (k // 128 * STEP_NS[tile] + TILE_NS)
             return max(compute, memory), waves * tile[0] * tile[1], -tile[1]
         block_m, block_n = min(STEP_NS, key=predicted)
-        return predicted_kernel(n, k, block_m, block_n)
+        return kernel_of_tile(n, k, block_m, block_n)
     from deep_gemm.jit_kernels.gemm import get_best_configs
     _, block_m, block_n, stages, (cluster, share_a), _ = get_best_configs(
         m, n, k, 1, num_sms)
