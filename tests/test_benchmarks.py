@@ -173,3 +173,56 @@ def test_report_is_one_page(stand_in, tmp_path):
     done = subprocess.run([sys.executable, str(BENCHMARKS / "report.py"),
                            str(tmp_path / "broken.json")], capture_output=True, text=True)
     assert done.returncode == 2 and "is not a result" in done.stderr
+
+
+def test_padding_keeps_the_function():
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    import smollm2
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=96, intermediate_size=200, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=1, vocab_size=64, rms_norm_eps=1e-5, tie_word_embeddings=True)).eval()
+    wide = smollm2.pad(model)
+    assert {p.shape[i] % 128 for name, p in wide.named_parameters() if "_proj" in name
+            for i in (0, 1)} == {0}
+    tokens = torch.randint(0, 64, (1, 33))
+    for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+        with torch.no_grad():
+            one, other = (m.to(dtype)(tokens).logits.float() for m in (model, wide))
+        assert one.norm() > 0 and (one - other).norm() / one.norm() < limit
+
+
+def test_block_quantization(tmp_path):
+    torch = pytest.importorskip("torch")
+    import smollm2
+    weight = torch.randn(256, 384)
+    weight[128:, :128] = 0
+    values, scale = smollm2.quantize(weight)
+    assert values.dtype == torch.float8_e4m3fn and scale.shape == (2, 3)
+    full = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    assert (values.float() * full - weight).norm() / weight.norm() < 0.04
+
+
+def test_local_tasks_are_the_same_every_time():
+    import local_tasks
+    facts, words = list(local_tasks.facts()), list(local_tasks.last_words())
+    assert facts == list(local_tasks.facts()) and len(facts) == 360 and len(words) == 240
+    for item in facts:
+        assert len(set(item["choices"])) == 4
+        table = next(t for q, t in local_tasks.QUESTIONS
+                     if item["question"].startswith(q.split("{")[0]))
+        assert item["choices"][item["label"]] in table.values()
+    assert all(item["text"].endswith("Last word:") and item["answer"] in item["text"]
+               for item in words)
+
+
+def test_a_model_folder_from_a_config_alone(tmp_path):
+    pytest.importorskip("tokenizers")
+    import random_model
+    folder = random_model.write(BENCHMARKS / "models/qwen3-32b.json", tmp_path / "m", layers=3)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["num_hidden_layers"] == 3 and config["hidden_size"] == 5120
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("t5 t7 t151000").input_ids == [5, 7, 151000]
