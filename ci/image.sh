@@ -76,9 +76,13 @@ packages=$mounted/usr/local/lib/python3.11/dist-packages
 mkdir -p "$packages"
 cp -a "$site/." "$packages/"
 rm -rf "$packages"/deep_gemm* "$packages"/pip "$packages"/pip-*
-"$project/.venv/bin/pip" install -q --disable-pip-version-check --target "$packages" --upgrade \
-    'cuda-bindings>=12.8,<13' 'setuptools>=77,<80' >"$work/log" 2>&1 ||
+rm -rf "$packages"/cuda "$packages"/cuda_*
+# The build itself fetches nothing: what the final stage installs lies in the base.
+{ "$project/.venv/bin/pip" install -q --disable-pip-version-check --target "$packages" --upgrade \
+    'setuptools>=77,<80' && "$project/.venv/bin/pip" download -q --disable-pip-version-check \
+    -d "$mounted/wheels" 'cuda-bindings>=12.8,<13'; } >"$work/log" 2>&1 ||
     refuse 2 "no packages for the base: $(tail -n 1 "$work/log")" "is PyPI reachable?"
+buildah config --env PIP_NO_INDEX=1 --env PIP_FIND_LINKS=/wheels "$container"
 cp -a "$("$project/.venv/bin/python" -c "import sys; sys.path.insert(0, '$project/tests')
 import real_vllm; print(real_vllm.sources('0.9.1'))")/." "$packages/"
 rm -rf "$work/base"
