@@ -10,6 +10,7 @@ matplotlib and markdown-it-py.
 """
 import argparse
 import base64
+import contextlib
 import io
 import json
 import sys
@@ -61,12 +62,8 @@ def section_engine(result):
 
 def section_linear(result):
     import linear
-    captured, stdout = io.StringIO(), sys.stdout
-    sys.stdout = captured
-    try:
+    with contextlib.redirect_stdout(io.StringIO()) as captured:
         linear.summarize(result)
-    finally:
-        sys.stdout = stdout
     yield f"{result['gpu']}, vLLM {result['vllm']}, reads {result['read_tb_s']:.2f} TB/s."
     yield "\n```\n" + captured.getvalue().strip() + "\n```"
 
