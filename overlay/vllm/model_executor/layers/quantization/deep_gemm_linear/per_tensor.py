@@ -57,9 +57,6 @@ def refusal(layer: torch.nn.Module) -> Optional[str]:
 class BlockScaled:
     """Takes the place of a layer's linear method; the operator is vLLM's own."""
 
-    def __init__(self, replaced: object):
-        self.replaced = replaced
-
     def apply(self, layer: torch.nn.Module, x: torch.Tensor,
               bias: Optional[torch.Tensor] = None) -> torch.Tensor:
         """bfloat16 [..., K] to [..., N], as `block_fp8_linear`."""
@@ -97,7 +94,7 @@ def adopt(model: torch.nn.Module, activation: torch.dtype) -> int:
         layer.weight_block_size = list(gate.BLOCK_SIZE)
         # Only for the calls that wait for a kernel; vLLM's check, which DeepGEMM's N may miss.
         layer.cutlass_block_fp8 = stored.shape[0] % 128 == 0
-        layer.quant_method = BlockScaled(method)
+        layer.quant_method = BlockScaled()
         adopted += 1
     logger.info("per-tensor FP8 layers: %d run as block-FP8 layers%s", adopted, "".join(
         f"; {count} do not: {why}" for why, count in refused.items()))
