@@ -53,6 +53,8 @@ def operator_on_cpu():
 @pytest.mark.parametrize("kind", ["fp8", "compressed-tensors"])
 def test_a_per_tensor_layer_becomes_a_block_layer(path, operator_on_cpu, kind):
     from vllm.model_executor.layers.quantization.deep_gemm_linear import per_tensor, warmup
+    from vllm.model_executor.layers.quantization.utils import fp8_utils
+    torch.manual_seed(0)  # the interpreter's wrong roundings make the error vary with the data
     layer = layer_of(n=576, k=512, **(dict(method=fp8_method()) if kind == "fp8"
                                       else compressed()))
     weight, scale = layer.weight.t().float(), layer.weight_scale.item()
@@ -63,6 +65,9 @@ def test_a_per_tensor_layer_becomes_a_block_layer(path, operator_on_cpu, kind):
     exact = x.float() @ (weight * scale).t() + bias.float()
     assert out.shape == (2, 5, 576) and path.counts["deep_gemm"] == 1
     assert (out.float() - exact).norm() / exact.norm() < 0.06
+    blocks = torch.full((5, 4), scale)
+    assert torch.equal(out, fp8_utils.apply_w8a8_block_fp8_linear(
+        x, weight.to(torch.float8_e4m3fn), [128, 128], blocks, bias=bias))
     assert layer.weight.data_ptr() == address  # no second copy of the weight
     assert layer.weight_scale_inv.shape == (5, 4)
     assert len(list(warmup.block_fp8_weights(torch.nn.Sequential(layer)))) == 1
