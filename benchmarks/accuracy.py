@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from serve import SWITCH, Failure, environment, run_group  # noqa: E402
+from serve import SWITCH, Failure, environment, path_taken, run_group  # noqa: E402
 
 TEXTS, TOKENS = 64, 64
 OFF, ON, AGAIN, REFERENCE = "off", "on", "off again", "reference"
@@ -63,8 +63,10 @@ def evaluate(name, model, options, folder):
         if not values:
             raise Failure(f"lm-eval kept no samples of {task}", "is it a group? name its tasks",
                           log)
-    path = next(line for line in log.read_text(errors="replace").splitlines()
-                if "DeepGEMM linear layers:" in line) if name == ON else ""
+    path = path_taken(log)
+    if name == ON and not path:
+        raise Failure("lm-eval's vLLM does not take the DeepGEMM path",
+                      f"{sys.executable} doctor.py", log)
     return samples, list(dict.fromkeys(texts)), path
 
 

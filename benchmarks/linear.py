@@ -244,6 +244,11 @@ def copy_bandwidth(torch):
     return data.numel() * 8 / _best_ms(torch, partial(other.copy_, data)) / 1e9
 
 
+def short(kernel):
+    """A kernel's name without the weight's shape."""
+    return kernel.split("_", 2)[2]
+
+
 def _compile_all(jobs, what):
     """Call `jobs` on all cores; the one place where kernels are compiled here."""
     started = time.time()
@@ -327,7 +332,7 @@ def measure(options):
                 cell["host_us"] = {p: bench.host(p, m) for p in rivals}
             result["cells"].append(cell)
             print(f"M {m:5} " + " ".join(f"{p} {t:8.2f}" for p, t in cell["us"].items())
-                  + f"  {cell['kernel'].split('_', 2)[2]}", flush=True)
+                  + f"  {short(cell['kernel'])}", flush=True)
         bench = None
         torch.cuda.empty_cache()
         keep(result, options)
@@ -358,11 +363,11 @@ def measure_tiles(options):
         bench = Bench(torch, n, k, max(ms))
         print(f"\n{label}: weight [{n}, {k}], us a call: chosen, then the best three")
         for m in ms:
-            tiles = {spec.name.split("_", 2)[2]: plan.launch(spec, m, sms)
+            tiles = {short(spec.name): plan.launch(spec, m, sms)
                      for spec in candidates(n, k, m)}
             us = bench.time({name: partial(bench.part, "gemm", m, tile=tile)
                              for name, tile in tiles.items()}, m, options.budget)
-            chosen = bench.layer.tile(m).spec.name.split("_", 2)[2]
+            chosen = short(bench.layer.tile(m).spec.name)
             best = sorted(us, key=us.get)
             for name, tile in tiles.items():
                 blocks = -(-tile.rows // tile.spec.block_m) * -(-n // tile.spec.block_n)
@@ -405,7 +410,7 @@ def summarize(result):
     for gap, cell in slower[:12]:
         if gap > 0.01:
             print(f"  {100 * gap:5.1f} %  [{cell['n']}, {cell['k']}] M {cell['m']} "
-                  f"{cell['kernel'].split('_', 2)[2]}: "
+                  f"{short(cell['kernel'])}: "
                   + ", ".join(f"{p} {cell['us'][p]:.1f}" for p in ("ours", *rivals_of(cell))))
     small = [c for c in cells if c["layer"] == "qwen3-32b TP1" and c["m"] <= 64]
     for rival in dict.fromkeys(p for c in cells for p in rivals_of(c)):

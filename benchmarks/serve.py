@@ -29,6 +29,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import random_model
+
 PROJECT = Path(__file__).resolve().parent.parent
 SWITCH = "VLLM_USE_DEEP_GEMM_LINEAR"
 PATH_LINE = "DeepGEMM linear layers:"
@@ -91,6 +93,12 @@ class Client:
         end_group(self.process)
 
 
+def path_taken(log):
+    """What the warm-up said of the DeepGEMM path in a log of vLLM's, or nothing."""
+    return next((line[line.index(PATH_LINE):] for line in
+                 log.read_text(errors="replace").splitlines() if PATH_LINE in line), "")
+
+
 def load_name(load):
     return f"{load['concurrency']} at once, {load['input_len']} in, {load['output_len']} out"
 
@@ -110,15 +118,12 @@ class Server:
         self.environment = {**os.environ, **environment}
         self.process = None
 
-    def launch(self):
-        self.began = time.monotonic()
+    def start(self, seconds):
+        """Returns the seconds until it is healthy. Raises Failure."""
+        began = said = time.monotonic()
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT,
                                             env=self.environment, start_new_session=True)
-
-    def wait(self, seconds):
-        """Returns the seconds from launch until it is healthy. Raises Failure."""
-        began = said = self.began
         while not self.healthy():
             if self.process.poll() is not None:
                 raise Failure(f"the server '{self.name}' ended with {self.process.returncode} "
@@ -135,9 +140,7 @@ class Server:
                       flush=True)
             time.sleep(0.5)
         took = time.monotonic() - began
-        text = self.log.read_text(errors="replace")
-        self.path = next((line[line.index(PATH_LINE):] for line in text.splitlines()
-                          if PATH_LINE in line), "")
+        self.path = path_taken(self.log)
         print(f"{self.name}: up after {took:.0f} s. {self.path or 'stock linear layers'}",
               flush=True)
         if self.environment[SWITCH] == "1" and not self.path:
@@ -247,8 +250,6 @@ def measure(options):
     folder.mkdir(parents=True, exist_ok=True)
     model = options.model
     if options.shapes_of:
-        sys.path.insert(0, str(PROJECT / "benchmarks"))
-        import random_model
         model = str(random_model.write(options.shapes_of, folder / "model", options.layers))
     servers, loads = servers_of(options, model, folder), loads_of(options)
     result = dict(kind="serve", command=shlex.join(sys.argv), model=options.model or (
@@ -259,8 +260,7 @@ def measure(options):
     clients = {}
 
     def up(server):
-        server.launch()
-        result["start_s"][server.name] = round(server.wait(options.start_timeout), 1)
+        result["start_s"][server.name] = round(server.start(options.start_timeout), 1)
         result["path"][server.name] = server.path
         # Not counted: what a first request pays, on either side.
         server.drive(clients[server.python], loads[0], seed=options.rounds)
