@@ -38,10 +38,7 @@ RUNS = (("qwen3-32b", 1), ("qwen3-32b", 2), ("qwen3-32b", 4), ("qwen3-32b", 8),
 BLOCK = [128, 128]
 PATHS = ("ours", "cutlass", "triton", "pr19085")
 PARTS = ("gemm", "quant")
-# Tiles that two thread blocks may share, for --tiles above the plan's predicted rows.
-LARGE_TILES = [(128, n) for n in (96, 112, 120, 128, 144, 160)] + \
-              [(256, n) for n in (80, 96, 104, 112, 120, 128)]
-TILE_MS = (16, 64, 65, 128, 192, 256, 384, 512, 1024, 2048, 3072, 4096, 8192)
+TILE_MS = (16, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
 SWITCH = "VLLM_USE_DEEP_GEMM_LINEAR"
 
 
@@ -350,21 +347,17 @@ def measure_tiles(options):
     sms, found = result["sms"], layers(RUNS[:1] if options.quick else RUNS)
     cache = linear.cache_of_process()
     ms = options.m or TILE_MS
-
-    def candidates(n, k, m):
-        small = m <= plan.MAX_PREDICTED_M
-        found = [plan.kernel_of_tile(n, k, *tile, cluster=1 if small else 2)
-                 for tile in (plan.STEP_NS if small else LARGE_TILES)
-                 if tile[0] <= max(64, -(-m // 64) * 64)]
-        return list(dict.fromkeys([*found, plan.tile(m, n, k, sms).spec]))
-    specs = {spec: None for _, n, k in found for m in ms for spec in candidates(n, k, m)}
+    # More than the likely ones: what is never timed can never be found.
+    tried = {(n, k, m): plan.candidates(-(-m // 64) * 64, n, k, sms)[:options.tried]
+             for _, n, k in found for m in ms}
+    specs = dict.fromkeys(spec for some in tried.values() for spec in some)
     _compile_all([partial(cache.get, spec) for spec in specs], f"{len(specs)} kernels")
     for label, n, k in found:
         bench = Bench(torch, n, k, max(ms))
         print(f"\n{label}: weight [{n}, {k}], us a call: chosen, then the best three")
         for m in ms:
             tiles = {short(spec.name): plan.launch(spec, m, sms)
-                     for spec in candidates(n, k, m)}
+                     for spec in tried[n, k, m]}
             us = bench.time({name: partial(bench.part, "gemm", m, tile=tile)
                              for name, tile in tiles.items()}, m, options.budget)
             chosen = short(bench.layer.tile(m).spec.name)
@@ -373,7 +366,7 @@ def measure_tiles(options):
                 blocks = -(-tile.rows // tile.spec.block_m) * -(-n // tile.spec.block_n)
                 # Where the memory decides, a step's time says nothing of the tile.
                 if us[name] > 1.3 * n * k / result["read_tb_s"] / 1e6:
-                    steps.setdefault(name.split("_s")[0] + name[name.index("_c"):], []).append(
+                    steps.setdefault(name.split("_s")[0], []).append(
                         (us[name] * 1e3 / -(-blocks // sms) - plan.TILE_NS) / (k // 128))
             gaps.append(us[chosen] / us[best[0]] - 1)
             result["cells"].append(dict(layer=label, n=n, k=k, m=m, chosen=chosen, tiles=us))
@@ -503,6 +496,7 @@ def main():
     parser.add_argument("--scales", default="block", choices=("block", "tensor", "channel"),
                         help="scales of the weights (default: block)")
     parser.add_argument("--tiles", action="store_true", help="time every tile of the plan")
+    parser.add_argument("--tried", type=int, default=16, help="with --tiles: how many a cell")
     parser.add_argument("--budget", type=float, default=12, help="ms of timing a cell")
     options = parser.parse_args()
     if options.plot:

@@ -42,7 +42,7 @@ class InterpretedQuantizer:
             values, at(q, torch.float8_e4m3fn, m, k),
             at(scales, torch.float32, groups, scales_stride), row_stride // 8, groups,
             scales_stride, quantize.EPS, quantize.FP8_MAX,
-            GROUPS=quantize.GROUPS_PER_PROGRAM, TRIGGER=False)
+            GROUPS=quantize.GROUPS_PER_PROGRAM, CHAINED=False)
 
 
 class ReferenceGemm:

@@ -34,7 +34,7 @@ from deep_gemm_linear.__main__ import main as kernels_main  # noqa: E402
 from deep_gemm_linear.kernel_cache import KernelCache, KernelSpec  # noqa: E402
 
 STAND_IN = PROJECT / "tests/stand_in/deep_gemm/include"
-SPECS = [KernelSpec(128, 512, 64, 8 * i, 4, 1, False) for i in range(2, 12)]
+SPECS = [KernelSpec(128, 512, 64, 8 * i, 4) for i in range(2, 12)]
 
 
 def elf(body=b"kernel" * 200):
@@ -305,7 +305,7 @@ def test_real_compiler(tmp_path, monkeypatch):
     if include == STAND_IN:
         pytest.skip("DeepGEMM is not installed")
     cache = KernelCache(str(include), [tmp_path])
-    path = cache.get(KernelSpec(128, 512, 64, 16, 4, 1, False))
+    path = cache.get(KernelSpec(128, 512, 64, 16, 4))
     assert kernel_cache.is_whole(path.read_bytes()) and path.stat().st_size > 10_000
     text = subprocess.run(["strings", path], capture_output=True, text=True).stdout
     assert not text or "fp8_gemm_kernel" in text

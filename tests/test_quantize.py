@@ -32,7 +32,7 @@ CODE = textwrap.dedent("""\
     q = importlib.import_module("package.quantize")
     c = q._group_quantize.warmup(
         torch.bfloat16, torch.float8_e4m3fn, torch.float32, 2, 2, 2, q.EPS, q.FP8_MAX,
-        GROUPS=q.GROUPS_PER_PROGRAM, TRIGGER=True, num_warps=q.NUM_WARPS, grid=(1, 1))
+        GROUPS=q.GROUPS_PER_PROGRAM, CHAINED=True, num_warps=q.NUM_WARPS, grid=(1, 1))
     ptx = c.asm["ptx"]
     assert c.asm["cubin"][:4] == b"\\x7fELF" and c.metadata.name == "_group_quantize"
     assert c.metadata.shared < 48 << 10
@@ -41,7 +41,9 @@ CODE = textwrap.dedent("""\
     # Three addresses and three 32-bit counts; later Tritons append scratch addresses.
     assert kinds[:6] == [".u64"] * 3 + [".u32"] * 3 and set(kinds[6:]) <= {".u64"}, kinds
     assert len(kinds) <= 8
-    assert "griddepcontrol.launch_dependents" in ptx
+    # Nothing is read before the wait; the GEMM is let in after it, as it reads weights.
+    wait, let_in = ptx.index("griddepcontrol.wait"), ptx.index("griddepcontrol.launch_dependents")
+    assert wait < let_in < ptx.index("ld.global")
     assert ptx.count("ld.global.v4") >= 2, "loads are not 16 bytes wide"
     assert "div.full.f32" in ptx, "not the division of vLLM's own quantizer"
     print("ok", triton.__version__)

@@ -222,6 +222,60 @@ def test_weights_may_change_in_place_move_and_be_replaced():
         assert path == "deep_gemm" and error(out, wanted[turn % 2]) < 5e-3
 
 
+def test_a_call_sees_all_that_its_stream_did_before():
+    """Both launches may start early: neither reads what a copy, a memset or another
+    stream ahead of them still writes, eagerly and in a graph."""
+    n, k, m = 5120, 5120, 16
+    ready(n, k, [m])
+    pairs = [weight_of(n, k, seed) for seed in (1, 2)]
+    xs = [torch.randn(m, k, device="cuda", dtype=torch.bfloat16) for _ in pairs]
+    expected = [[call(x, *pair)[0] for pair in pairs] for x in xs]
+    weight, scale, x = torch.empty_like(pairs[0][0]), torch.empty_like(pairs[0][1]), \
+        torch.empty_like(xs[0])
+    other = torch.cuda.Stream()
+
+    def update_x(i):
+        x.copy_(xs[i])
+
+    def update_weight(j):
+        scale.copy_(pairs[j][1])
+        weight.copy_(pairs[j][0])
+
+    def steps():
+        """Outputs and what they must be, the updates in every order."""
+        for turn in range(12):
+            i, j = turn % 2, turn // 2 % 2
+            if turn % 3 == 0:
+                update_weight(j)
+                x.zero_()
+                update_x(i)
+            elif turn % 3 == 1:
+                update_x(i)
+                update_weight(j)
+            else:
+                other.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(other):
+                    update_x(i)
+                update_weight(j)
+                torch.cuda.current_stream().wait_stream(other)
+            yield call(x, weight, scale)[0], expected[i][j]
+    for _ in range(20):
+        assert all([torch.equal(out, wanted) for out, wanted in list(steps())])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = list(steps())
+    alone = torch.cuda.CUDAGraph()  # a graph that begins with the call
+    with torch.cuda.graph(alone):
+        out = call(x, weight, scale)[0]
+    for turn in range(20):
+        graph.replay()
+        update_weight(turn % 2)
+        update_x(1 - turn % 2)
+        alone.replay()
+        assert torch.equal(out, expected[1 - turn % 2][turn % 2])
+        assert all([torch.equal(out, wanted) for out, wanted in found])
+
+
 def sleeping_weights():
     """Sleep mode as vLLM does it: level 1 brings the weights back, after level 2 they are
     loaded anew. Captured graphs must stay right as well."""

@@ -21,7 +21,7 @@ UINT8, FLOAT32, BFLOAT16 = 0, 7, 9
 _SWIZZLE = {0: 0, 32: 1, 64: 2, 128: 3}
 _L2_PROMOTION_256B = 3
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
-_CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _MIN_DRIVER = 12040
 
 
@@ -169,23 +169,16 @@ class Launch:
     """A kernel with its launch shape and parameters, ready to be run again.
 
     `parameters` are ctypes objects that are handed over by address: change their
-    `.value`, or an entry of `pointers`, between runs. Nothing is locked here.
+    `.value`, or an entry of `pointers`, between runs. The kernel may be on the
+    GPU before the one ahead of it in the stream is done, and waits for it by itself
+    (programmatic dependent launch). Nothing is locked here.
     """
 
-    def __init__(self, kernel: Kernel, block: int, shared_bytes: int,
-                 parameters: Sequence, cluster: int = 1,
-                 after_trigger: bool = False):
-        attributes = []
-        if cluster > 1:
-            attributes.append(
-                _Attribute(_CLUSTER_DIMENSION, 0, (c_uint32 * 16)(cluster, 1, 1)))
-        if after_trigger:
-            attributes.append(
-                _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0,
-                           (c_uint32 * 16)(1)))
-        self._attributes = (_Attribute * max(len(attributes), 1))(*attributes)
+    def __init__(self, kernel: Kernel, block: int, shared_bytes: int, parameters: Sequence):
+        self._attributes = (_Attribute * 1)(
+            _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (c_uint32 * 16)(1)))
         self.config = _Config(1, 1, 1, block, 1, 1, shared_bytes, None,
-                              self._attributes, len(attributes))
+                              self._attributes, 1)
         self.parameters = parameters
         self.pointers = (c_void_p * len(parameters))(
             *[ctypes.addressof(parameter) for parameter in parameters])

@@ -42,8 +42,7 @@ class Gemm:
         maps = [driver.TensorMap() for _ in range(4)]
         self._launch = driver.Launch(
             kernel, plan.threads(spec), shared,
-            [self._out, self._scales_b, ctypes.c_void_p(), self._rows, *maps],
-            spec.cluster, after_trigger=plan.overlaps(spec))
+            [self._out, self._scales_b, ctypes.c_void_p(), self._rows, *maps])
         self._maps: Dict[Tuple[int, ...], driver.TensorMap] = {}
 
     def _map(self, *key: int) -> driver.TensorMap:

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel serves which row count, and so every kernel a weight can ask for.
 
-Up to 512 rows the tile is the one with the least predicted time,
+The tile is the one with the least predicted time,
 
     max(waves x (K / 128 x step + 1 us), N x K bytes at the memory's rate),
 
 where a wave is one tile on every SM and `step` is the time of 128 values of K on
-one SM, a property of the tile alone, fitted to 1,900 timings on an H200 (132 SMs).
-Where memory decides, the tile that leaves the busiest SM the least to read wins.
-DeepGEMM's own chooser counts waves but knows no step times; it is followed above
-512 rows, where it also shares tiles between two thread blocks.
+one SM, a property of the tile alone, measured on an H200 (132 SMs) by
+`benchmarks/linear.py --tiles`. Where memory decides and predictions are equal, the
+tile that brings the busiest SM the least wins. DeepGEMM's own chooser counts waves
+but knows no step times: 256x112 tiles fill M = 2048 better than 128x160 and take
+a quarter longer.
 
-Neither rule sees more of M than the number of 64-row blocks, which is why the
-set of kernels is small and can be listed. No GPU and no vLLM are needed here.
+The rule sees no more of M than the number of 64-row blocks, which is why the set
+of kernels is small and can be listed. No GPU and no vLLM are needed here.
 """
 import functools
 from typing import Dict, List, NamedTuple, Tuple
@@ -21,20 +22,16 @@ from .kernel_cache import KernelSpec
 
 # Nanoseconds of one step of 128 along K, by (block_m, block_n).
 STEP_NS: Dict[Tuple[int, int], int] = {
-    (64, 16): 110, (64, 24): 123, (64, 32): 124, (64, 40): 139, (64, 48): 144,
-    (64, 56): 159, (64, 64): 153, (64, 72): 191, (64, 80): 194, (64, 88): 217,
-    (64, 96): 247, (64, 104): 247, (64, 112): 278, (64, 120): 286, (64, 160): 320,
-    (128, 16): 134, (128, 24): 157, (128, 32): 158, (128, 40): 198, (128, 48): 208,
-    (128, 56): 248, (128, 64): 228, (128, 80): 314, (128, 96): 330, (128, 104): 375,
-    (128, 112): 459, (128, 120): 414, (128, 144): 529, (128, 160): 422,
-    (256, 48): 422, (256, 80): 558, (256, 112): 790,
+    (64, 16): 134, (64, 24): 150, (64, 32): 151, (64, 40): 170, (64, 48): 176, (64, 56): 194,
+    (64, 64): 187, (64, 72): 216, (64, 80): 226, (64, 88): 249, (64, 96): 303, (64, 104): 275,
+    (64, 112): 289, (64, 120): 317, (64, 128): 286, (64, 160): 373, (128, 16): 155,
+    (128, 24): 180, (128, 32): 182, (128, 40): 228, (128, 48): 224, (128, 56): 252,
+    (128, 64): 240, (128, 80): 345, (128, 96): 360, (128, 104): 442, (128, 120): 483,
+    (128, 128): 411, (128, 160): 515, (256, 48): 430, (256, 80): 632, (256, 128): 840,
 }
 TILE_NS = 1000
 # What one SM reads when all of them read, in bytes per nanosecond.
 SM_READ = 32
-MAX_PREDICTED_M = 512
-# Below this weight size the early start of the GEMM costs more than it hides.
-_OVERLAP_MIN_BYTES = 6 << 20
 _SMEM_BYTES = 232448
 
 
@@ -59,11 +56,6 @@ def threads(spec: KernelSpec) -> int:
     return 256 if spec.block_m == 64 else 384
 
 
-def overlaps(spec: KernelSpec) -> bool:
-    """Whether the GEMM is set up while the quantizer runs."""
-    return spec.n * spec.k >= _OVERLAP_MIN_BYTES
-
-
 @functools.cache
 def _stages(k: int, block_m: int, block_n: int) -> int:
     """Deepest pipeline that fits shared memory and K.
@@ -73,7 +65,7 @@ def _stages(k: int, block_m: int, block_n: int) -> int:
     """
     from deep_gemm.jit_kernels.gemm import get_smem_config
     unrolled = 128 % block_n != 0 and block_n % 32 == 0
-    for stages in ((4, 3) if unrolled else (8, 7, 6, 5, 4, 3)):
+    for stages in range(4 if unrolled else 8, 2, -1):
         if stages <= k // 128 and \
                 get_smem_config(stages, k, block_m, block_n)[0] <= _SMEM_BYTES:
             return stages
@@ -81,31 +73,24 @@ def _stages(k: int, block_m: int, block_n: int) -> int:
                      f"{block_m}x{block_n}")
 
 
-def kernel_of_tile(n: int, k: int, block_m: int, block_n: int, cluster: int = 1) -> KernelSpec:
-    """The kernel for a weight [n, k] with one tile; a pair shares the tile's longer side."""
-    return KernelSpec(n, k, block_m, block_n, _stages(k, block_m, block_n), cluster,
-                      cluster > 1 and block_m > block_n)
+def candidates(m: int, n: int, k: int, num_sms: int) -> List[KernelSpec]:
+    """The kernels that could serve `m` rows, the one with the least predicted time first."""
+    memory = n * k / num_sms / SM_READ
+
+    def predicted(shape: Tuple[int, int]) -> Tuple[float, int]:
+        block_m, block_n = shape
+        waves = _ceil_div(_ceil_div(m, block_m) * _ceil_div(n, block_n), num_sms)
+        compute = waves * (k // 128 * STEP_NS[shape] + TILE_NS)
+        # Every tile has its start, whatever it reads.
+        return max(compute, memory), waves * (block_n + 10)
+    return [KernelSpec(n, k, *shape, _stages(k, *shape))
+            for shape in sorted(STEP_NS, key=predicted)]
 
 
 @functools.cache
 def _kernel(blocks: int, n: int, k: int, num_sms: int) -> KernelSpec:
     """The kernel for `blocks` blocks of 64 rows."""
-    m = blocks * 64
-    if m <= MAX_PREDICTED_M:
-        memory = n * k / num_sms / SM_READ
-
-        def predicted(tile: Tuple[int, int]) -> Tuple[float, int, int]:
-            tiles = _ceil_div(m, tile[0]) * _ceil_div(n, tile[1])
-            waves = _ceil_div(tiles, num_sms)
-            compute = waves * (k // 128 * STEP_NS[tile] + TILE_NS)
-            return max(compute, memory), waves * tile[0] * tile[1], -tile[1]
-        block_m, block_n = min(STEP_NS, key=predicted)
-        return kernel_of_tile(n, k, block_m, block_n)
-    from deep_gemm.jit_kernels.gemm import get_best_configs
-    _, block_m, block_n, stages, (cluster, share_a), _ = get_best_configs(
-        m, n, k, 1, num_sms)
-    return KernelSpec(n, k, block_m, block_n, min(stages, k // 128), cluster,
-                      share_a if cluster > 1 else False)
+    return candidates(blocks * 64, n, k, num_sms)[0]
 
 
 def tile(m: int, n: int, k: int, num_sms: int) -> Tile:
@@ -123,8 +108,8 @@ def launch(spec: KernelSpec, m: int, num_sms: int) -> Tile:
     rows = _ceil_div(m, 8) * 8 if m <= spec.block_m else \
         _ceil_div(m, spec.block_m) * spec.block_m
     tiles = _ceil_div(rows, spec.block_m) * _ceil_div(spec.n, spec.block_n)
-    waves = _ceil_div(tiles, num_sms)
-    grid = _ceil_div(_ceil_div(tiles, waves), spec.cluster) * spec.cluster
+    # No more thread blocks than the number of waves needs.
+    grid = _ceil_div(tiles, _ceil_div(tiles, num_sms))
     return Tile(spec, rows, min(rows, spec.block_m), grid)
 
 

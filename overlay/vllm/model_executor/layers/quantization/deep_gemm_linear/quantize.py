@@ -28,13 +28,15 @@ EPS, FP8_MAX = 1e-10, 448.0
 @triton.jit(do_not_specialize=["row_stride_16b", "num_groups", "scales_stride"])
 def _group_quantize(x_ptr, q_ptr, scales_ptr, row_stride_16b, num_groups,
                     scales_stride, eps: tl.constexpr, fp8_max: tl.constexpr,
-                    GROUPS: tl.constexpr, TRIGGER: tl.constexpr):
-    if TRIGGER:
-        # The GEMM may start its prologue now; it waits before it reads q.
-        tl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [],
-            dtype=tl.int32, is_pure=False, pack=1)
+                    GROUPS: tl.constexpr, CHAINED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
+    if CHAINED:
+        # Launched before x is there: wait for it. From then on the GEMM may come and
+        # read weights, which whoever wrote them has finished; it waits before it reads
+        # q. The zero ties every address to the wait.
+        row += tl.inline_asm_elementwise(
+            "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+            "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * 128 + tl.arange(0, 128)[None, :]
     live = group < num_groups
@@ -57,7 +59,7 @@ def _compile():
     def compiled():
         return _group_quantize.warmup(
             torch.bfloat16, torch.float8_e4m3fn, torch.float32, 2, 2, 2,
-            EPS, FP8_MAX, GROUPS=GROUPS_PER_PROGRAM, TRIGGER=True,
+            EPS, FP8_MAX, GROUPS=GROUPS_PER_PROGRAM, CHAINED=True,
             num_warps=NUM_WARPS, grid=(1, 1))
     try:
         return compiled()
