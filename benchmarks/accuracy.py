@@ -81,7 +81,7 @@ def paired(off, on):
     two = [on[d] if isinstance(on[d], list) else (on[d], 1) for d in documents]
     n, weight = len(documents), sum(w for _, w in one)
     sign = -1 if isinstance(off[documents[0]], list) else 1
-    delta = sign * sum(b - a for (a, _), (b, _) in zip(one, two)) / weight
+    delta = sign * sum(b - a for (a, _), (b, _) in zip(one, two)) / weight + 0.0  # no -0.0
     rest = sum((sign * (b - a) - delta * w) ** 2 for (a, w), (b, _) in zip(one, two))
     error = math.sqrt(n / max(n - 1, 1) * rest) / weight
     return dict(documents=n, off=sign * sum(a for a, _ in one) / weight,
@@ -162,13 +162,22 @@ def measure(options):
             result["tasks"].setdefault(task, {})[metric] = told
     texts = [text for text in texts if text.strip()]
     texts = texts[::max(1, len(texts) // TEXTS)][:TEXTS]
-    runs = [(OFF, options.model), (ON, options.model), (AGAIN, options.model), *variants[2:]]
-    said = {name: token_by_token(name, model, texts, options, folder) for name, model in runs}
-    result["tokens"] = {f"{name} against off": compare_tokens(said[OFF], said[name])
-                        for name in said if name != OFF}
+    off = None
+    for name, model in [*variants[:2], (AGAIN, options.model), *variants[2:]]:
+        keep(result, options)
+        said = token_by_token(name, model, texts, options, folder)
+        if off is None:
+            off = said
+        else:
+            result["tokens"][f"{name} against off"] = compare_tokens(off, said)
+    keep(result, options)
+    print("\n".join(tables(result)))
+
+
+def keep(result, options):
+    """Write what there is: a run that is cut short keeps it."""
     if options.out:
         Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
-    print("\n".join(tables(result)))
 
 
 def tables(result):

@@ -15,7 +15,6 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -41,10 +40,7 @@ def measure(options):
                      gpu_memory_utilization=0.85, enable_prefix_caching=False,
                      enforce_eager=options.eager)
     if options.shapes_of:
-        # The same folder every time: its name is part of the key of torch.compile's cache.
-        name = f"random-{Path(options.shapes_of).stem}-{options.layers or 'all'}"
-        model = str(random_model.write(options.shapes_of, Path(tempfile.gettempdir(), name),
-                                       options.layers))
+        model = str(random_model.write(options.shapes_of, layers=options.layers))
         arguments.update(load_format="dummy", skip_tokenizer_init=True)
     started = time.time()
     import torch

@@ -90,6 +90,9 @@ TASKS = dict(
     local_last_word=(last_words, dict(
         output_type="generate_until", doc_to_text="{{text}}", doc_to_target="{{answer}}",
         generation_kwargs=dict(until=["\n"], max_gen_toks=8, do_sample=False),
+        # The answer follows the prompt's colon with a space.
+        filter_list=[dict(name="stripped", filter=[dict(function="remove_whitespace"),
+                                                   dict(function="take_first")])],
         metric_list=[dict(metric="exact_match", aggregation="mean", higher_is_better=True,
                           ignore_case=True, ignore_punctuation=True)])))
 

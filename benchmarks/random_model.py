@@ -2,22 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model folder from a config.json alone, for measuring where no weights are.
 
-    python benchmarks/random_model.py benchmarks/models/qwen3-32b.json FOLDER [--layers N]
+    python benchmarks/random_model.py benchmarks/models/qwen3-32b.json [--layers N] [FOLDER]
 
 vLLM makes the weights up (`--load-format dummy`). The tokenizer has one word a
 token ("t0 t1 ..."), so a text of n words is a prompt of n tokens.
 """
 import argparse
 import json
+import tempfile
 from pathlib import Path
 
 
-def write(config, folder, layers=None):
+def write(config, folder=None, layers=None):
     """Write config.json and the tokenizer into `folder`; returns it.
 
-    `config`: path of a config.json. `layers` overrides num_hidden_layers.
+    `config`: path of a config.json. `layers` overrides num_hidden_layers. Without a
+    folder it is the same one every time: its name is part of the key of
+    torch.compile's cache.
     """
-    folder, values = Path(folder), json.loads(Path(config).read_text())
+    folder = Path(folder or Path(tempfile.gettempdir(),
+                                 f"random-{Path(config).stem}-{layers or 'all'}"))
+    values = json.loads(Path(config).read_text())
     folder.mkdir(parents=True, exist_ok=True)
     if layers:
         values["num_hidden_layers"] = layers
@@ -39,7 +44,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
-    parser.add_argument("folder")
+    parser.add_argument("folder", nargs="?", help="default: one below the temporary folder")
     parser.add_argument("--layers", type=int, help="instead of num_hidden_layers")
     options = parser.parse_args()
     print(write(options.config, options.folder, options.layers))

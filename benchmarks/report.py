@@ -24,7 +24,7 @@ STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem a
 color:#1c2430}h1{font-size:1.6rem}h2{margin-top:2.2rem;border-bottom:1px solid #d5dbe3}
 table{border-collapse:collapse;margin:.8rem 0;display:block;overflow-x:auto}
 td,th{border:1px solid #d5dbe3;padding:.25rem .6rem;text-align:right}td:first-child,th:first-child
-{text-align:left}th{background:#f2f5f9}pre{background:#f2f5f9;padding:.6rem;overflow-x:auto}
+{text-align:left}th{background:#f2f5f9}pre{background:#f2f5f9;padding:.6rem;white-space:pre-wrap}
 img{max-width:100%}"""
 
 
@@ -49,9 +49,12 @@ def section_accuracy(result):
 
 
 def section_engine(result):
+    path = result["at_end"]
     yield (f"Switch {result['switch'] or 'unset'}, {'V1' if result['v1'] != '0' else 'V0'} engine, "
-           f"{result['layers'] or 'all'} layers, start {result['start_s']} s, path "
-           f"{result['at_end'] or 'stock'}.")
+           f"{result['layers'] or 'all'} layers, start {result['start_s']} s, " + (
+               f"{path['compiled']} kernels compiled, calls: {path['deep_gemm']} DeepGEMM, "
+               f"{path['stock_refused']} refused, {path['stock_missing_kernel']} without a kernel."
+               if path else "stock linear layers."))
     yield "\n| prompt tokens | first, ms | again, ms |\n|---|---|---|"
     for length, first in result["first_ms"].items():
         yield f"| {length} | {first} | {result['again_ms'][length]} |"
@@ -140,7 +143,8 @@ def environment_lines(result):
         return
     yield f"- GPU: {told['gpu']}, Python {told['python']}"
     for line in told["doctor"]:
-        yield f"- {line['what']}: {line['text']}"
+        text = line["text"].replace("__", r"\_\_")
+        yield f"- {line['what']}: {text}"
 
 
 def page(results):
@@ -150,7 +154,7 @@ def page(results):
         title, section, draw = SECTIONS[kind_of(result)]
         lines += [f"## {title}", "", *section(result), ""]
         if draw:
-            picture_name = f"{Path(name).stem}.png"
+            picture_name = f"report-{Path(name).stem}.png"
             pictures[picture_name] = picture(draw, result)
             lines += [f"![{title}]({picture_name})", ""]
         lines += ["Made by:", "", "```", result.get("command", "unknown"), "```", ""]

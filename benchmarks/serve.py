@@ -250,7 +250,7 @@ def measure(options):
     folder.mkdir(parents=True, exist_ok=True)
     model = options.model
     if options.shapes_of:
-        model = str(random_model.write(options.shapes_of, folder / "model", options.layers))
+        model = str(random_model.write(options.shapes_of, layers=options.layers))
     servers, loads = servers_of(options, model, folder), loads_of(options)
     result = dict(kind="serve", command=shlex.join(sys.argv), model=options.model or (
         f"{options.shapes_of}, {options.layers or 'all'} layers, random weights"),
