@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from serve import SWITCH, Failure, environment, path_taken, run_group  # noqa: E402
+from serve import SWITCH, Failure, environment, keep, path_taken, run_group  # noqa: E402
 
 TEXTS, TOKENS = 64, 64
 OFF, ON, AGAIN, REFERENCE = "off", "on", "off again", "reference"
@@ -162,22 +162,14 @@ def measure(options):
             result["tasks"].setdefault(task, {})[metric] = told
     texts = [text for text in texts if text.strip()]
     texts = texts[::max(1, len(texts) // TEXTS)][:TEXTS]
-    off = None
-    for name, model in [*variants[:2], (AGAIN, options.model), *variants[2:]]:
-        keep(result, options)
-        said = token_by_token(name, model, texts, options, folder)
-        if off is None:
-            off = said
-        else:
-            result["tokens"][f"{name} against off"] = compare_tokens(off, said)
     keep(result, options)
+    said = {}
+    for name, model in [*variants[:2], (AGAIN, options.model), *variants[2:]]:
+        said[name] = token_by_token(name, model, texts, options, folder)
+        if name != OFF:
+            result["tokens"][f"{name} against off"] = compare_tokens(said[OFF], said[name])
+            keep(result, options)
     print("\n".join(tables(result)))
-
-
-def keep(result, options):
-    """Write what there is: a run that is cut short keeps it."""
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
 
 
 def tables(result):

@@ -19,6 +19,9 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import random_model  # noqa: E402
+from serve import keep  # noqa: E402
+
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 OVERLAY = "vllm.model_executor.layers.quantization.deep_gemm_linear.linear"
 PROMPTS = (1, 7, 65, 129, 449, 700, 1025, 3000, 8000)
@@ -33,7 +36,6 @@ def path_state():
 
 
 def measure(options):
-    import random_model
     model = options.model
     arguments = dict(max_model_len=options.max_len, max_num_seqs=256,
                      max_num_batched_tokens=options.max_len, enable_chunked_prefill=False,
@@ -82,8 +84,7 @@ def measure(options):
         result[f"tpot_{batch}_ms"] = round((whole - ttft) / 99, 3)
     result["at_end"] = path_state()
     print(json.dumps(result), flush=True)
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+    keep(result, options)
     if options.profile:
         profile(torch, lambda: run(10, 100, 12))
 

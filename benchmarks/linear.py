@@ -4,7 +4,7 @@
 
     python benchmarks/linear.py --out linear.json      measure (Hopper, patched vLLM)
     python benchmarks/linear.py --plot linear.json     linear.png from a result
-    python benchmarks/linear.py --tiles --quick        every tile of the plan, and its choice
+    python benchmarks/linear.py --tiles --quick        the likeliest tiles, and the plan's choice
     python benchmarks/linear.py --scales tensor        per-tensor weights (or channel)
 
 Paths: `ours` (the patched op), `cutlass` and `triton` (vLLM's own, through the
@@ -27,7 +27,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from serve import SWITCH, keep  # noqa: E402
 
 PROJECT = Path(__file__).resolve().parent.parent
 MODELS = PROJECT / "benchmarks" / "models"
@@ -39,7 +43,6 @@ BLOCK = [128, 128]
 PATHS = ("ours", "cutlass", "triton", "pr19085")
 PARTS = ("gemm", "quant")
 TILE_MS = (16, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
-SWITCH = "VLLM_USE_DEEP_GEMM_LINEAR"
 
 
 def layers(runs):
@@ -300,12 +303,6 @@ def steady(torch):
     return result
 
 
-def keep(result, options):
-    """Write what there is: a run that is cut short keeps it."""
-    if options.out:
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
-
-
 def measure(options):
     import torch
     found = layers(RUNS[:1] if options.quick else RUNS)
@@ -337,7 +334,7 @@ def measure(options):
 
 
 def measure_tiles(options):
-    """Our GEMM alone with every tile: is the plan's choice the best one?
+    """Our GEMM alone with the likeliest tiles: is the plan's choice the best one?
 
     Ends with each tile's time of one step along K, what plan.STEP_NS is made of.
     """
@@ -348,7 +345,7 @@ def measure_tiles(options):
     cache = linear.cache_of_process()
     ms = options.m or TILE_MS
     # More than the likely ones: what is never timed can never be found.
-    tried = {(n, k, m): plan.candidates(-(-m // 64) * 64, n, k, sms)[:options.tried]
+    tried = {(n, k, m): list(islice(plan.candidates(-(-m // 64) * 64, n, k, sms), options.tried))
              for _, n, k in found for m in ms}
     specs = dict.fromkeys(spec for some in tried.values() for spec in some)
     _compile_all([partial(cache.get, spec) for spec in specs], f"{len(specs)} kernels")
@@ -363,7 +360,7 @@ def measure_tiles(options):
             chosen = short(bench.layer.tile(m).spec.name)
             best = sorted(us, key=us.get)
             for name, tile in tiles.items():
-                blocks = -(-tile.rows // tile.spec.block_m) * -(-n // tile.spec.block_n)
+                blocks = plan.tiles(m, n, tile.spec.block_m, tile.spec.block_n)
                 # Where the memory decides, a step's time says nothing of the tile.
                 if us[name] > 1.3 * n * k / result["read_tb_s"] / 1e6:
                     steps.setdefault(name.split("_s")[0], []).append(
@@ -495,7 +492,7 @@ def main():
     parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=PATHS)
     parser.add_argument("--scales", default="block", choices=("block", "tensor", "channel"),
                         help="scales of the weights (default: block)")
-    parser.add_argument("--tiles", action="store_true", help="time every tile of the plan")
+    parser.add_argument("--tiles", action="store_true", help="time the likeliest tiles")
     parser.add_argument("--tried", type=int, default=16, help="with --tiles: how many a cell")
     parser.add_argument("--budget", type=float, default=12, help="ms of timing a cell")
     options = parser.parse_args()

@@ -49,12 +49,12 @@ def section_accuracy(result):
 
 
 def section_engine(result):
-    path = result["at_end"]
+    path = "stock linear layers"
+    if result["at_end"]:
+        path = ("{compiled} kernels compiled, calls: {deep_gemm} DeepGEMM, {stock_refused} "
+                "refused, {stock_missing_kernel} without a kernel").format(**result["at_end"])
     yield (f"Switch {result['switch'] or 'unset'}, {'V1' if result['v1'] != '0' else 'V0'} engine, "
-           f"{result['layers'] or 'all'} layers, start {result['start_s']} s, " + (
-               f"{path['compiled']} kernels compiled, calls: {path['deep_gemm']} DeepGEMM, "
-               f"{path['stock_refused']} refused, {path['stock_missing_kernel']} without a kernel."
-               if path else "stock linear layers."))
+           f"{result['layers'] or 'all'} layers, start {result['start_s']} s, {path}.")
     yield "\n| prompt tokens | first, ms | again, ms |\n|---|---|---|"
     for length, first in result["first_ms"].items():
         yield f"| {length} | {first} | {result['again_ms'][length]} |"

@@ -282,14 +282,19 @@ def measure(options):
                 print(f"{count} of {len(turns)}: {load_name(load)}, {server.name}: "
                       f"{metrics['output_throughput']:.1f} tok/s, TPOT "
                       f"{metrics['mean_tpot_ms']:.2f} ms", flush=True)
-            if options.out:
-                Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
+            keep(result, options)
     finally:
         # A second Ctrl-C must not leave a server behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for one in (*servers, *clients.values()):
             one.stop()
     print("\n".join(tables(result)))
+
+
+def keep(result, options):
+    """Write what there is: a run that is cut short keeps it."""
+    if options.out:
+        Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
 
 
 def environment():

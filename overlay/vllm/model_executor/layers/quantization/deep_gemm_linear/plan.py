@@ -16,7 +16,7 @@ The rule sees no more of M than the number of 64-row blocks, which is why the se
 of kernels is small and can be listed. No GPU and no vLLM are needed here.
 """
 import functools
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 from .kernel_cache import KernelSpec
 
@@ -73,24 +73,28 @@ def _stages(k: int, block_m: int, block_n: int) -> int:
                      f"{block_m}x{block_n}")
 
 
-def candidates(m: int, n: int, k: int, num_sms: int) -> List[KernelSpec]:
+def tiles(m: int, n: int, block_m: int, block_n: int) -> int:
+    """How many tiles cover an output of [m, n]."""
+    return _ceil_div(m, block_m) * _ceil_div(n, block_n)
+
+
+def candidates(m: int, n: int, k: int, num_sms: int) -> Iterator[KernelSpec]:
     """The kernels that could serve `m` rows, the one with the least predicted time first."""
     memory = n * k / num_sms / SM_READ
 
     def predicted(shape: Tuple[int, int]) -> Tuple[float, int]:
-        block_m, block_n = shape
-        waves = _ceil_div(_ceil_div(m, block_m) * _ceil_div(n, block_n), num_sms)
+        waves = _ceil_div(tiles(m, n, *shape), num_sms)
         compute = waves * (k // 128 * STEP_NS[shape] + TILE_NS)
         # Every tile has its start, whatever it reads.
-        return max(compute, memory), waves * (block_n + 10)
-    return [KernelSpec(n, k, *shape, _stages(k, *shape))
-            for shape in sorted(STEP_NS, key=predicted)]
+        return max(compute, memory), waves * (shape[1] + 10)
+    return (KernelSpec(n, k, *shape, _stages(k, *shape))
+            for shape in sorted(STEP_NS, key=predicted))
 
 
 @functools.cache
 def _kernel(blocks: int, n: int, k: int, num_sms: int) -> KernelSpec:
     """The kernel for `blocks` blocks of 64 rows."""
-    return candidates(blocks * 64, n, k, num_sms)[0]
+    return next(candidates(blocks * 64, n, k, num_sms))
 
 
 def tile(m: int, n: int, k: int, num_sms: int) -> Tile:
@@ -107,9 +111,9 @@ def launch(spec: KernelSpec, m: int, num_sms: int) -> Tile:
     # rows that no copy reaches cost nothing, rows past a tensor's end cost double.
     rows = _ceil_div(m, 8) * 8 if m <= spec.block_m else \
         _ceil_div(m, spec.block_m) * spec.block_m
-    tiles = _ceil_div(rows, spec.block_m) * _ceil_div(spec.n, spec.block_n)
+    count = tiles(m, spec.n, spec.block_m, spec.block_n)
     # No more thread blocks than the number of waves needs.
-    grid = _ceil_div(tiles, _ceil_div(tiles, num_sms))
+    grid = _ceil_div(count, _ceil_div(count, num_sms))
     return Tile(spec, rows, min(rows, spec.block_m), grid)
 
 
