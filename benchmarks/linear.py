@@ -45,11 +45,13 @@ PARTS = ("gemm", "quant")
 TILE_MS = (16, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
 
 
-def layers(runs):
+def layers(options):
     """(label, N, K) of each distinct weight, first model first."""
+    if options.weight:
+        return [("", n, k) for n, k in options.weight]
     from vllm.model_executor.layers.quantization.deep_gemm_linear import shapes
     found = {}
-    for model, tp in runs:
+    for model, tp in RUNS[:1] if options.quick else RUNS:
         config = json.loads((MODELS / f"{model}.json").read_text())
         for n, k in shapes.weight_shapes(config, tp):
             if not shapes.refusal(n, k):
@@ -305,7 +307,7 @@ def steady(torch):
 
 def measure(options):
     import torch
-    found = layers(RUNS[:1] if options.quick else RUNS)
+    found = layers(options)
     ms, paths = options.m or MS, set(options.paths)
     result = dict(steady(torch), scales=options.scales)
     prepare(found, ms, result["sms"], "pr19085" in paths and options.scales == "block")
@@ -334,14 +336,15 @@ def measure(options):
 
 
 def measure_tiles(options):
-    """Our GEMM alone with the likeliest tiles: is the plan's choice the best one?
+    """Our call with the likeliest tiles: is the plan's choice the best one?
 
-    Ends with each tile's time of one step along K, what plan.STEP_NS is made of.
+    Ends with each tile's time of one step along K in the GEMM alone, what
+    plan.STEP_NS and plan.OVERLAPPED_NS are made of.
     """
     import torch
     from vllm.model_executor.layers.quantization.deep_gemm_linear import linear, plan
     result, gaps, steps = steady(torch), [], {}
-    sms, found = result["sms"], layers(RUNS[:1] if options.quick else RUNS)
+    sms, found = result["sms"], layers(options)
     cache = linear.cache_of_process()
     ms = options.m or TILE_MS
     # More than the likely ones: what is never timed can never be found.
@@ -351,22 +354,31 @@ def measure_tiles(options):
     _compile_all([partial(cache.get, spec) for spec in specs], f"{len(specs)} kernels")
     for label, n, k in found:
         bench = Bench(torch, n, k, max(ms))
+
+        def whole(m, copy, tile):
+            for part in ("quant", "gemm"):
+                bench.part(part, m, copy, tile)
         print(f"\n{label}: weight [{n}, {k}], us a call: chosen, then the best three")
         for m in ms:
             tiles = {short(spec.name): plan.launch(spec, m, sms)
                      for spec in tried[n, k, m]}
-            us = bench.time({name: partial(bench.part, "gemm", m, tile=tile)
-                             for name, tile in tiles.items()}, m, options.budget)
+            us, alone = (bench.time({name: call(m, tile) for name, tile in tiles.items()},
+                                    m, options.budget)
+                         for call in (lambda m, tile: partial(whole, m, tile=tile),
+                                      lambda m, tile: partial(bench.part, "gemm", m, tile=tile)))
             chosen = short(bench.layer.tile(m).spec.name)
             best = sorted(us, key=us.get)
             for name, tile in tiles.items():
-                blocks = plan.tiles(m, n, tile.spec.block_m, tile.spec.block_n)
+                spec = tile.spec
+                blocks = plan.tiles(m, n, spec.block_m, spec.block_n)
                 # Where the memory decides, a step's time says nothing of the tile.
-                if us[name] > 1.3 * n * k / result["read_tb_s"] / 1e6:
-                    steps.setdefault(name.split("_s")[0], []).append(
-                        (us[name] * 1e3 / -(-blocks // sms) - plan.TILE_NS) / (k // 128))
+                if alone[name] > 1.3 * n * k / result["read_tb_s"] / 1e6:
+                    kind = f"{spec.block_m}x{spec.block_n}" + (spec.depth > 0) * " overlapped"
+                    steps.setdefault(kind, []).append(
+                        (alone[name] * 1e3 / -(-blocks // sms) - plan.TILE_NS) / (k // 128))
             gaps.append(us[chosen] / us[best[0]] - 1)
-            result["cells"].append(dict(layer=label, n=n, k=k, m=m, chosen=chosen, tiles=us))
+            result["cells"].append(dict(layer=label, n=n, k=k, m=m, chosen=chosen, tiles=us,
+                                        alone=alone))
             print(f"M {m:5} {chosen} {us[chosen]:.2f} ({100 * gaps[-1]:+.1f} %)  "
                   + "  ".join(f"{name} {us[name]:.2f}" for name in best[:3]), flush=True)
         keep(result, options)
@@ -374,7 +386,7 @@ def measure_tiles(options):
           f"average, {100 * max(gaps):.1f} % at most\nns a step:")
     result["step_ns"] = {name: statistics.median(values) for name, values in steps.items()}
     for name, value in sorted(result["step_ns"].items()):
-        print(f"  {name:14} {value:5.0f}  ({len(steps[name])} cells, "
+        print(f"  {name:18} {value:5.0f}  ({len(steps[name])} cells, "
               f"{min(steps[name]):.0f} to {max(steps[name]):.0f})")
     keep(result, options)
 
@@ -488,6 +500,8 @@ def main():
     parser.add_argument("--plot", metavar="JSON", help="draw a result instead of measuring")
     parser.add_argument("--summary", metavar="JSON", help="print a result's summary again")
     parser.add_argument("--quick", action="store_true", help="Qwen3-32B TP1 only")
+    parser.add_argument("--weight", type=int, nargs=2, metavar=("N", "K"), action="append",
+                        help="this weight only (may be repeated)")
     parser.add_argument("--m", type=int, nargs="+", help="row counts")
     parser.add_argument("--paths", nargs="+", default=list(PATHS), choices=PATHS)
     parser.add_argument("--scales", default="block", choices=("block", "tensor", "channel"),

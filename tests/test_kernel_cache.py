@@ -296,7 +296,11 @@ def test_real_compiler_with_an_old_host_compiler(tmp_path, monkeypatch):
     assert "c++20" in kernel_cache.toolchain_error(compiler)
 
 
-def test_real_compiler(tmp_path, monkeypatch):
+@pytest.mark.parametrize("spec,entry", [
+    (KernelSpec(128, 512, 64, 16, 4), "fp8_gemm_kernel"),
+    (KernelSpec(128, 640, 64, 40, 3, 2), "overlapped_gemm"),
+    (KernelSpec(128, 512, 128, 64, 4, 1), "overlapped_gemm")])
+def test_real_compiler(tmp_path, spec, entry):
     kernel_cache._inspect.cache_clear()
     compiler, why = kernel_cache.find_compiler()
     include = Path(deep_gemm.__path__[0]) / "include"
@@ -305,7 +309,13 @@ def test_real_compiler(tmp_path, monkeypatch):
     if include == STAND_IN:
         pytest.skip("DeepGEMM is not installed")
     cache = KernelCache(str(include), [tmp_path])
-    path = cache.get(KernelSpec(128, 512, 64, 16, 4))
+    path = cache.get(spec)
     assert kernel_cache.is_whole(path.read_bytes()) and path.stat().st_size > 10_000
     text = subprocess.run(["strings", path], capture_output=True, text=True).stdout
-    assert not text or "fp8_gemm_kernel" in text
+    assert not text or entry in text
+    # Products that cannot be under way together would be reported here.
+    source = tmp_path / "kernel.cu"
+    source.write_text(kernel_cache.source_text(spec))
+    run = subprocess.run([compiler.path, source, "-o", tmp_path / "again.cubin", f"-I{include}",
+                          *kernel_cache.FLAGS], capture_output=True, text=True)
+    assert run.returncode == 0 and "wgmma" not in run.stderr, run.stderr

@@ -50,13 +50,23 @@ def test_tile_is_consistent(m):
         assert tile.box == min(tile.rows, spec.block_m)
         assert tile.rows <= spec.block_m or tile.rows % spec.block_m == 0
         assert 1 <= tile.grid <= 132
-        assert 3 <= spec.stages <= k // 128
+        assert 3 <= spec.stages * (spec.depth or 1) <= k // 128 + 1
+        # Our own kernel knows one block of rows.
+        assert not spec.depth or m <= spec.block_m
 
 
 def test_short_k_gets_no_deeper_pipeline_than_it_has_steps():
     for k in (384, 512, 640):
         for n in (64, 576, 7168):
-            assert all(3 <= s.stages <= k // 128 for s in plan.kernels(n, k, 132, 16384))
+            for spec in plan.kernels(n, k, 132, 16384):
+                depth = spec.depth or 1
+                assert 3 <= spec.stages * depth and (spec.stages - 1) * depth < k // 128
+
+
+def test_every_tile_of_the_tables_fits_shared_memory():
+    for k in (384, 640, 25600):
+        for spec in plan.candidates(64, 5120, k, 132):
+            assert plan.smem_bytes(spec)[0] <= 227 * 1024
 
 
 def test_shapes_of_known_models():

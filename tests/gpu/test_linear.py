@@ -101,6 +101,38 @@ def test_as_exact_as_the_stock_path(n, k):
         assert not out.isnan().any()
 
 
+@pytest.mark.parametrize("n,k", [(576, 384), (4096, 512), (5120, 3200), (1280, 5120),
+                                 (10240, 5120), (5120, 25600)])
+def test_both_kernels_give_the_same_bits(n, k):
+    linear, plan, fp8_utils = modules()
+    weight, scale = weight_of(n, k)
+    layer = linear.layer_for(torch.bfloat16, weight, scale, BLOCK, weight.device)
+    for m, block_m in ((1, 64), (10, 64), (64, 64), (10, 128), (65, 128), (128, 128)):
+        specs = list(plan.candidates(block_m, n, k, layer.num_sms))
+        theirs = next(s for s in specs if not s.depth)
+        ours = [s for s in specs if s.depth and s.block_m == block_m][:3]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(linear.cache_of_process().get, [theirs, *ours]))
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        stream = torch.cuda.current_stream().cuda_stream
+        outs = []
+        for spec in (theirs, *ours):
+            tile = plan.launch(spec, m, layer.num_sms)
+            # What absent rows hold must not matter.
+            buffer = torch.full((tile.rows * (k + k // 32),), 0x7f, device="cuda",
+                                dtype=torch.uint8)
+            out = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+            q = buffer.data_ptr()
+            linear.quantizer_of_device(0).run(m, k, x.data_ptr(), k, q, q + tile.rows * k,
+                                              tile.rows, stream)
+            layer.load(spec).run(tile, m, q, q + tile.rows * k, weight.data_ptr(),
+                                 scale.data_ptr(), out.data_ptr(), stream)
+            outs.append(out)
+        assert error(outs[0], x.float() @ dequantized(weight, scale).t()) < 0.05
+        for spec, out in zip(ours, outs[1:]):
+            assert torch.equal(out, outs[0]), (m, spec.name)
+
+
 @pytest.mark.parametrize("m", [1, 5, 64, 200])
 def test_bias_three_dimensions_and_strides(m):
     n, k = 1280, 5120

@@ -123,7 +123,7 @@ class Kernel:
 
 
 class TensorMap(ctypes.Structure):
-    """A TMA descriptor (CUtensorMap) of a 2-D tensor: 128 opaque bytes.
+    """A TMA descriptor (CUtensorMap): 128 opaque bytes.
 
     It holds an address and a shape and nothing that lives, so two equal
     requests may always share one.
@@ -135,13 +135,13 @@ _ELEMENT_BYTES = {UINT8: 1, FLOAT32: 4, BFLOAT16: 2}
 _staging = threading.local()
 
 
-def tensor_map(dtype: int, address: int, inner: int, outer: int, stride: int,
-               box_inner: int, box_outer: int, swizzle: int) -> TensorMap:
-    """Describe a 2-D tensor for TMA.
+def tensor_map(dtype: int, address: int, sizes: Sequence[int], strides: Sequence[int],
+               box: Sequence[int], swizzle: int) -> TensorMap:
+    """Describe a tensor of up to three dimensions for TMA, the contiguous one first.
 
-    `inner` and `outer` count elements of the contiguous and the strided
-    dimension, `stride` is the distance of two rows in elements, the box is what
-    one copy moves, `swizzle` is in bytes (0, 32, 64 or 128).
+    `sizes` count elements, `strides` are the distances in elements along all
+    dimensions but the first, `box` is what one copy moves, `swizzle` is in
+    bytes (0, 32, 64 or 128).
     Raises DriverError, e.g. where the address is not 16-byte aligned.
     """
     if not hasattr(_staging, "map"):
@@ -149,16 +149,15 @@ def tensor_map(dtype: int, address: int, inner: int, outer: int, stride: int,
         # promise; so it is written here and copied.
         _staging.memory = ctypes.create_string_buffer(192)
         _staging.map = (ctypes.addressof(_staging.memory) + 63) // 64 * 64
-        _staging.sizes = (c_uint64 * 3)()
-        _staging.boxes = (c_uint32 * 4)(0, 0, 1, 1)
-        _staging.strides = byref(_staging.sizes, 16)
-        _staging.steps = byref(_staging.boxes, 8)
-    sizes, boxes = _staging.sizes, _staging.boxes
-    sizes[0], sizes[1], sizes[2] = inner, outer, stride * _ELEMENT_BYTES[dtype]
-    boxes[0], boxes[1] = box_inner, box_outer
+        _staging.sizes, _staging.strides = (c_uint64 * 3)(), (c_uint64 * 2)()
+        _staging.box, _staging.steps = (c_uint32 * 3)(), (c_uint32 * 3)(1, 1, 1)
+    rank, width = len(sizes), _ELEMENT_BYTES[dtype]
+    _staging.sizes[:rank] = sizes
+    _staging.strides[:rank - 1] = [stride * width for stride in strides]
+    _staging.box[:rank] = box
     result = _libcuda().cuTensorMapEncodeTiled(
-        c_void_p(_staging.map), dtype, 2, c_void_p(address), sizes,
-        _staging.strides, boxes, _staging.steps, 0, _SWIZZLE[swizzle],
+        c_void_p(_staging.map), dtype, rank, c_void_p(address), _staging.sizes,
+        _staging.strides, _staging.box, _staging.steps, 0, _SWIZZLE[swizzle],
         _L2_PROMOTION_256B, 0)
     if result:
         _check("cuTensorMapEncodeTiled", result)

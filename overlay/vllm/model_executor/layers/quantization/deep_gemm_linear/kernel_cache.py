@@ -36,6 +36,13 @@ OLDEST_NVCC = (12, 3)
 # Up to here DeepGEMM rewrites the reuse bits of FFMA in the machine code.
 _LAST_INTERLEAVED = (12, 8)
 
+# Our own kernel, for one block of rows.
+_OVERLAPPED = Path(__file__).with_name("overlapped_gemm.cuh").read_text()
+_INSTANCE = """
+auto kernel = reinterpret_cast<void*>(&deep_gemm_linear::overlapped_gemm<
+    {n}, {k}, {block_m}, {block_n}, {stages}, {depth}, {swizzle}, {smem}>);
+"""
+
 # Two things are threaded through DeepGEMM's kernel by the preprocessor, at names
 # that its kernel calls once: the producer waits for the quantizer's data only
 # after its own set-up (programmatic dependent launch), and a block that is not
@@ -86,18 +93,22 @@ class KernelSpec(NamedTuple):
     """What one compiled kernel is specialised for.
 
     `n`, `k`: weight shape. `block_m`, `block_n`: tile of the output. `stages`:
-    depth of the TMA pipeline in steps of 128 along K. No two thread blocks share a
-    tile (TMA multicast): that was 2 to 10 % slower wherever it was measured.
+    stages of the TMA pipeline. `depth`: steps of 128 along K in a stage of our own
+    kernel (`overlapped_gemm.cuh`, one block of rows only); 0: DeepGEMM's kernel, whose
+    stages hold one step. No two thread blocks share a tile (TMA multicast): that was
+    2 to 10 % slower wherever it was measured.
     """
     n: int
     k: int
     block_m: int
     block_n: int
     stages: int
+    depth: int = 0
 
     @property
     def name(self) -> str:
-        return f"n{self.n}_k{self.k}_m{self.block_m}_n{self.block_n}_s{self.stages}"
+        return (f"n{self.n}_k{self.k}_m{self.block_m}_n{self.block_n}_s{self.stages}"
+                + (f"_d{self.depth}" if self.depth else ""))
 
 
 class CompileError(RuntimeError):
@@ -174,7 +185,7 @@ def sources_key(include: str) -> str:
     `include` is DeepGEMM's include folder. Raises FileNotFoundError if its own
     headers or CUTLASS's are not in it.
     """
-    digest = hashlib.sha256(repr((_SOURCE, FLAGS, ARCHITECTURE)).encode())
+    digest = hashlib.sha256(repr((_SOURCE, _OVERLAPPED, _INSTANCE, FLAGS, ARCHITECTURE)).encode())
     for folder in ("cute", "cutlass"):
         if not os.path.isdir(os.path.join(include, folder)):
             raise FileNotFoundError(f"{include} has no {folder} headers")
@@ -277,7 +288,7 @@ class KernelCache:
             if run.returncode or not made.exists() or not is_whole(made.read_bytes()):
                 raise CompileError(f"nvcc failed on {spec.name}: "
                                    f"{(run.stderr or run.stdout).strip()[-2000:]}")
-            if compiler.name.endswith("-interleaved"):
+            if compiler.name.endswith("-interleaved") and not spec.depth:
                 from deep_gemm.jit import interleave_ffma
                 interleave_ffma.process(str(made))
             with open(made, "rb") as file:
@@ -292,15 +303,24 @@ class KernelCache:
 def smem_bytes(spec: KernelSpec) -> Tuple[int, int, int]:
     """Dynamic shared memory in bytes, swizzle in bytes and padding of the output tile.
 
-    From DeepGEMM's own accounting, which its kernel relies on.
+    DeepGEMM's kernel relies on its own accounting, ours asserts this one.
     """
-    from deep_gemm.jit_kernels.gemm import get_smem_config
-    return get_smem_config(spec.stages, spec.k, spec.block_m, spec.block_n)
+    _, k, block_m, block_n, stages, depth = spec
+    if not depth:
+        from deep_gemm.jit_kernels.gemm import get_smem_config
+        return get_smem_config(stages, k, block_m, block_n)
+    steps = k // 128
+    scales_b = steps + steps % 2 if 128 % block_n == 0 else 2 * steps
+    size = (-(-block_m * block_n * 2 // 1024) * 1024 + scales_b * 4 + stages * 16
+            + stages * depth * (128 * (block_m + block_n) + 4 * block_m))
+    return size, next((s for s in (128, 64, 32) if block_n * 2 % s == 0), 0), 0
 
 
 def source_text(spec: KernelSpec) -> str:
     """The CUDA source of one kernel."""
-    _, swizzle, padding = smem_bytes(spec)
+    smem, swizzle, padding = smem_bytes(spec)
+    if spec.depth:
+        return _OVERLAPPED + _INSTANCE.format(**spec._asdict(), swizzle=swizzle, smem=smem)
     return _SOURCE.format(**spec._asdict(), padding=padding, swizzle=swizzle)
 
 

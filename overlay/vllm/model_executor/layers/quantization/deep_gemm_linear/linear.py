@@ -56,20 +56,22 @@ class Gemm:
         return found
 
     def _describe(self, kind: int, address: int, rows: int, box: int) -> driver.TensorMap:
-        spec = self.spec
-        if kind == 0:
-            return driver.tensor_map(driver.UINT8, address, spec.k, rows, spec.k,
-                                     128, box, 128)
+        spec, k = self.spec, self.spec.k
         if kind == 1:
-            return driver.tensor_map(driver.FLOAT32, address, rows, spec.k // 128, rows,
-                                     box, 1, 0)
+            return driver.tensor_map(driver.FLOAT32, address, (rows, k // 128), (rows,),
+                                     (box, spec.depth or 1), 0)
+        if kind == 3:
+            # Clipped to the rows that exist: the output needs no padding.
+            width = self._swizzle // 2 or spec.block_n
+            return driver.tensor_map(driver.BFLOAT16, address, (spec.n, rows), (spec.n,),
+                                     (width, spec.block_m), self._swizzle)
         if kind == 2:
-            return driver.tensor_map(driver.UINT8, address, spec.k, spec.n, spec.k,
-                                     128, spec.block_n, 128)
-        # Clipped to the rows that exist: the output needs no padding.
-        return driver.tensor_map(driver.BFLOAT16, address, spec.n, rows, spec.n,
-                                 self._swizzle // 2 or spec.block_n, spec.block_m,
-                                 self._swizzle)
+            rows, box = spec.n, spec.block_n
+        if spec.depth:
+            # K in blocks, so that one copy brings several with their own swizzle.
+            return driver.tensor_map(driver.UINT8, address, (128, rows, k // 128), (k, 128),
+                                     (128, box, spec.depth), 128)
+        return driver.tensor_map(driver.UINT8, address, (k, rows), (k,), (128, box), 128)
 
     def describe_weight(self, address: int) -> driver.TensorMap:
         return self._map(2, address, 0, 0)

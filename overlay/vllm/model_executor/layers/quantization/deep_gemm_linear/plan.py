@@ -6,11 +6,14 @@ The tile is the one with the least predicted time,
     max(waves x (K / 128 x step + 1 us), N x K bytes at the memory's rate),
 
 where a wave is one tile on every SM and `step` is the time of 128 values of K on
-one SM, a property of the tile alone, measured on an H200 (132 SMs) by
+one SM, a property of the tile and the kernel alone, measured on an H200 (132 SMs) by
 `benchmarks/linear.py --tiles`. Where memory decides and predictions are equal, the
 tile that brings the busiest SM the least wins. DeepGEMM's own chooser counts waves
 but knows no step times: 256x112 tiles fill M = 2048 better than 128x160 and take
 a quarter longer.
+
+There are two kernels: DeepGEMM's, and for one block of rows our own, which hides a
+step's additions behind the next step's product (`overlapped_gemm.cuh`).
 
 The rule sees no more of M than the number of 64-row blocks, which is why the set
 of kernels is small and can be listed. No GPU and no vLLM are needed here.
@@ -18,7 +21,7 @@ of kernels is small and can be listed. No GPU and no vLLM are needed here.
 import functools
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
-from .kernel_cache import KernelSpec
+from .kernel_cache import KernelSpec, smem_bytes
 
 # Nanoseconds of one step of 128 along K, by (block_m, block_n).
 STEP_NS: Dict[Tuple[int, int], int] = {
@@ -28,6 +31,15 @@ STEP_NS: Dict[Tuple[int, int], int] = {
     (128, 24): 180, (128, 32): 182, (128, 40): 228, (128, 48): 224, (128, 56): 252,
     (128, 64): 240, (128, 80): 345, (128, 96): 360, (128, 104): 442, (128, 120): 483,
     (128, 128): 411, (128, 160): 515, (256, 48): 430, (256, 80): 632, (256, 128): 840,
+}
+# The same for our own kernel.
+OVERLAPPED_NS: Dict[Tuple[int, int], int] = {
+    (64, 16): 75, (64, 24): 80, (64, 32): 85, (64, 40): 90, (64, 48): 95, (64, 56): 100,
+    (64, 64): 105, (64, 72): 115, (64, 80): 125, (64, 88): 140, (64, 96): 150, (64, 104): 160,
+    (64, 112): 170, (64, 120): 180, (64, 128): 190, (128, 16): 100, (128, 24): 120,
+    (128, 32): 140, (128, 40): 180, (128, 48): 190, (128, 56): 200, (128, 64): 210,
+    (128, 80): 290, (128, 96): 330, (128, 104): 370, (128, 112): 390, (128, 120): 400,
+    (128, 128): 390,
 }
 TILE_NS = 1000
 # What one SM reads when all of them read, in bytes per nanosecond.
@@ -52,23 +64,31 @@ def _ceil_div(a: int, b: int) -> int:
 
 
 def threads(spec: KernelSpec) -> int:
-    """Threads of a block: one warp group copies, one or two multiply."""
-    return 256 if spec.block_m == 64 else 384
+    """Threads of a block: one warp group copies, one or two multiply.
+
+    Our own kernel copies with two warps where registers need not be moved between groups.
+    """
+    if spec.block_m == 64:
+        return 192 if spec.depth else 256
+    return 384
 
 
 @functools.cache
-def _stages(k: int, block_m: int, block_n: int) -> int:
-    """Deepest pipeline that fits shared memory and K.
-
-    Where a tile straddles two scale blocks in few ways DeepGEMM unrolls over
-    both, and more than four stages would make the code too large.
-    """
-    from deep_gemm.jit_kernels.gemm import get_smem_config
-    unrolled = 128 % block_n != 0 and block_n % 32 == 0
-    for stages in range(4 if unrolled else 8, 2, -1):
-        if stages <= k // 128 and \
-                get_smem_config(stages, k, block_m, block_n)[0] <= _SMEM_BYTES:
-            return stages
+def _spec(n: int, k: int, block_m: int, block_n: int, overlapped: bool) -> KernelSpec:
+    """A kernel with the deepest pipeline that fits shared memory and K."""
+    steps = k // 128
+    if overlapped:
+        # Two steps a stage, if that leaves enough stages to keep copies under way.
+        limits = [(2, 16, min(5, _ceil_div(steps, 2))), (1, 16, 3)]
+    else:
+        # Where a tile straddles two scale blocks in few ways DeepGEMM unrolls over
+        # both, and more than four stages would make the code too large.
+        limits = [(0, 4 if 128 % block_n != 0 and block_n % 32 == 0 else 8, 3)]
+    for depth, most, least in limits:
+        for stages in range(most, least - 1, -1):
+            spec = KernelSpec(n, k, block_m, block_n, stages, depth)
+            if stages <= _ceil_div(steps, depth or 1) and smem_bytes(spec)[0] <= _SMEM_BYTES:
+                return spec
     raise ValueError(f"no pipeline of at least 3 stages for K = {k}, "
                      f"{block_m}x{block_n}")
 
@@ -82,13 +102,15 @@ def candidates(m: int, n: int, k: int, num_sms: int) -> Iterator[KernelSpec]:
     """The kernels that could serve `m` rows, the one with the least predicted time first."""
     memory = n * k / num_sms / SM_READ
 
-    def predicted(shape: Tuple[int, int]) -> Tuple[float, int]:
+    def predicted(shape: Tuple[int, int], step: int) -> Tuple[float, int]:
         waves = _ceil_div(tiles(m, n, *shape), num_sms)
-        compute = waves * (k // 128 * STEP_NS[shape] + TILE_NS)
+        compute = waves * (k // 128 * step + TILE_NS)
         # Every tile has its start, whatever it reads.
         return max(compute, memory), waves * (shape[1] + 10)
-    return (KernelSpec(n, k, *shape, _stages(k, *shape))
-            for shape in sorted(STEP_NS, key=predicted))
+    ranked = [(predicted(shape, step), not overlapped, shape)
+              for overlapped, table in ((False, STEP_NS), (True, OVERLAPPED_NS))
+              for shape, step in table.items() if not overlapped or m <= shape[0]]
+    return (_spec(n, k, *shape, not theirs) for _, theirs, shape in sorted(ranked))
 
 
 @functools.cache
