@@ -99,7 +99,7 @@ class Bench:
             x, weight, BLOCK, scale, cutlass_block_fp8_supported=path != "triton")
 
     def part(self, which, m, copy, tile=None):
-        """Our quantizer or our GEMM alone, on buffers made once for each row count."""
+        """Our quantizer, our GEMM or both, on buffers made once for each row count."""
         torch, tile = self.torch, tile or self.layer.tile(m)
         weight, scale = self.weights[copy]
         if (m, tile.rows) not in self.buffers:
@@ -113,10 +113,10 @@ class Bench:
         buffer, out = self.buffers[m, tile.rows]
         q = buffer.data_ptr()
         scales, stream = q + tile.rows * self.k, torch.cuda.current_stream().cuda_stream
-        if which == "quant":
+        if which != "gemm":
             self.linear.quantizer_of_device(0).run(m, self.k, self.x.data_ptr(), self.k, q,
                                                    scales, tile.rows, stream)
-        else:
+        if which != "quant":
             self.layer.load(tile.spec).run(tile, m, q, scales, weight.data_ptr(),
                                            scale.data_ptr(), out.data_ptr(), stream)
 
@@ -354,18 +354,13 @@ def measure_tiles(options):
     _compile_all([partial(cache.get, spec) for spec in specs], f"{len(specs)} kernels")
     for label, n, k in found:
         bench = Bench(torch, n, k, max(ms))
-
-        def whole(m, copy, tile):
-            for part in ("quant", "gemm"):
-                bench.part(part, m, copy, tile)
         print(f"\n{label}: weight [{n}, {k}], us a call: chosen, then the best three")
         for m in ms:
             tiles = {short(spec.name): plan.launch(spec, m, sms)
                      for spec in tried[n, k, m]}
-            us, alone = (bench.time({name: call(m, tile) for name, tile in tiles.items()},
-                                    m, options.budget)
-                         for call in (lambda m, tile: partial(whole, m, tile=tile),
-                                      lambda m, tile: partial(bench.part, "gemm", m, tile=tile)))
+            us, alone = (bench.time({name: partial(bench.part, part, m, tile=tile)
+                                     for name, tile in tiles.items()}, m, options.budget)
+                         for part in ("whole", "gemm"))
             chosen = short(bench.layer.tile(m).spec.name)
             best = sorted(us, key=us.get)
             for name, tile in tiles.items():

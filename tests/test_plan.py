@@ -60,7 +60,7 @@ def test_short_k_gets_no_deeper_pipeline_than_it_has_steps():
         for n in (64, 576, 7168):
             for spec in plan.kernels(n, k, 132, 16384):
                 depth = spec.depth or 1
-                assert 3 <= spec.stages * depth and (spec.stages - 1) * depth < k // 128
+                assert spec.stages * depth >= 3 and (spec.stages - 1) * depth < k // 128
 
 
 def test_every_tile_of_the_tables_fits_shared_memory():

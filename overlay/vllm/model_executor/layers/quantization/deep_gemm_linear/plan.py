@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel serves which row count, and so every kernel a weight can ask for.
 
-The tile is the one with the least predicted time,
+The tile is the one whose multiplications take the least time,
 
-    max(waves x (K / 128 x step + 1 us), N x K bytes at the memory's rate),
+    waves x (K / 128 x step + 1 us),
 
 where a wave is one tile on every SM and `step` is the time of 128 values of K on
 one SM, a property of the tile and the kernel alone, measured on an H200 (132 SMs) by
-`benchmarks/linear.py --tiles`. Where memory decides and predictions are equal, the
-tile that brings the busiest SM the least wins. DeepGEMM's own chooser counts waves
-but knows no step times: 256x112 tiles fill M = 2048 better than 128x160 and take
-a quarter longer.
+`benchmarks/linear.py --tiles`. Reading the weight takes the same time whatever the
+tile, and is met best by the tile that needs the least of the SMs. DeepGEMM's own
+chooser counts waves but knows no step times: 256x112 tiles fill M = 2048 better than
+128x160 and take a quarter longer.
 
 There are two kernels: DeepGEMM's, and for one block of rows our own, which hides a
 step's additions behind the next step's product (`overlapped_gemm.cuh`).
@@ -32,18 +32,17 @@ STEP_NS: Dict[Tuple[int, int], int] = {
     (128, 64): 240, (128, 80): 345, (128, 96): 360, (128, 104): 442, (128, 120): 483,
     (128, 128): 411, (128, 160): 515, (256, 48): 430, (256, 80): 632, (256, 128): 840,
 }
-# The same for our own kernel.
+# The same for our own kernel. 64x128 has room for one step a stage only, and is slow
+# where memory decides.
 OVERLAPPED_NS: Dict[Tuple[int, int], int] = {
-    (64, 16): 75, (64, 24): 80, (64, 32): 85, (64, 40): 90, (64, 48): 95, (64, 56): 100,
-    (64, 64): 105, (64, 72): 115, (64, 80): 125, (64, 88): 140, (64, 96): 150, (64, 104): 160,
-    (64, 112): 170, (64, 120): 180, (64, 128): 190, (128, 16): 100, (128, 24): 120,
-    (128, 32): 140, (128, 40): 180, (128, 48): 190, (128, 56): 200, (128, 64): 210,
-    (128, 80): 290, (128, 96): 330, (128, 104): 370, (128, 112): 390, (128, 120): 400,
-    (128, 128): 390,
+    (64, 16): 117, (64, 24): 125, (64, 32): 130, (64, 40): 144, (64, 48): 149, (64, 56): 160,
+    (64, 64): 147, (64, 72): 182, (64, 80): 189, (64, 88): 211, (64, 96): 205, (64, 104): 250,
+    (64, 112): 271, (64, 120): 283, (64, 128): 300, (128, 16): 155, (128, 24): 173,
+    (128, 32): 168, (128, 40): 221, (128, 48): 229, (128, 56): 253, (128, 64): 205,
+    (128, 80): 308, (128, 96): 337, (128, 104): 448, (128, 112): 430, (128, 120): 477,
+    (128, 128): 385,
 }
 TILE_NS = 1000
-# What one SM reads when all of them read, in bytes per nanosecond.
-SM_READ = 32
 _SMEM_BYTES = 232448
 
 
@@ -100,17 +99,11 @@ def tiles(m: int, n: int, block_m: int, block_n: int) -> int:
 
 def candidates(m: int, n: int, k: int, num_sms: int) -> Iterator[KernelSpec]:
     """The kernels that could serve `m` rows, the one with the least predicted time first."""
-    memory = n * k / num_sms / SM_READ
-
-    def predicted(shape: Tuple[int, int], step: int) -> Tuple[float, int]:
-        waves = _ceil_div(tiles(m, n, *shape), num_sms)
-        compute = waves * (k // 128 * step + TILE_NS)
-        # Every tile has its start, whatever it reads.
-        return max(compute, memory), waves * (shape[1] + 10)
-    ranked = [(predicted(shape, step), not overlapped, shape)
+    ranked = [(_ceil_div(tiles(m, n, *shape), num_sms) * (k // 128 * step + TILE_NS),
+               shape, overlapped)
               for overlapped, table in ((False, STEP_NS), (True, OVERLAPPED_NS))
               for shape, step in table.items() if not overlapped or m <= shape[0]]
-    return (_spec(n, k, *shape, not theirs) for _, theirs, shape in sorted(ranked))
+    return (_spec(n, k, *shape, overlapped) for _, shape, overlapped in sorted(ranked))
 
 
 @functools.cache
