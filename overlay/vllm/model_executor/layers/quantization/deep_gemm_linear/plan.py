@@ -77,8 +77,9 @@ def _spec(n: int, k: int, block_m: int, block_n: int, overlapped: bool) -> Kerne
     """A kernel with the deepest pipeline that fits shared memory and K."""
     steps = k // 128
     if overlapped:
-        # Two steps a stage, if that leaves enough stages to keep copies under way.
-        limits = [(2, 16, min(5, _ceil_div(steps, 2))), (1, 16, 3)]
+        # Two steps a stage, if that leaves enough stages to keep copies under way; more
+        # than six of them only wait for memory.
+        limits = [(2, 6, min(5, _ceil_div(steps, 2))), (1, 16, 3)]
     else:
         # Where a tile straddles two scale blocks in few ways DeepGEMM unrolls over
         # both, and more than four stages would make the code too large.
