@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
+from .overlapped_gemm import SOURCE as OVERLAPPED
+
 ARCHITECTURE = "sm_90a"
 FLAGS = ("-std=c++20", "-cubin", "-O3", "-gencode=arch=compute_90a,code=sm_90a",
          "--expt-relaxed-constexpr", "--expt-extended-lambda",
@@ -36,8 +38,6 @@ OLDEST_NVCC = (12, 3)
 # Up to here DeepGEMM rewrites the reuse bits of FFMA in the machine code.
 _LAST_INTERLEAVED = (12, 8)
 
-# Our own kernel, for one block of rows.
-_OVERLAPPED = Path(__file__).with_name("overlapped_gemm.cuh").read_text()
 _INSTANCE = """
 auto kernel = reinterpret_cast<void*>(&deep_gemm_linear::overlapped_gemm<
     {n}, {k}, {block_m}, {block_n}, {stages}, {depth}, {swizzle}, {smem}>);
@@ -94,7 +94,7 @@ class KernelSpec(NamedTuple):
 
     `n`, `k`: weight shape. `block_m`, `block_n`: tile of the output. `stages`:
     stages of the TMA pipeline. `depth`: steps of 128 along K in a stage of our own
-    kernel (`overlapped_gemm.cuh`, one block of rows only); 0: DeepGEMM's kernel, whose
+    kernel (`overlapped_gemm`, one block of rows only); 0: DeepGEMM's kernel, whose
     stages hold one step. No two thread blocks share a tile (TMA multicast): that was
     2 to 10 % slower wherever it was measured.
     """
@@ -185,7 +185,7 @@ def sources_key(include: str) -> str:
     `include` is DeepGEMM's include folder. Raises FileNotFoundError if its own
     headers or CUTLASS's are not in it.
     """
-    digest = hashlib.sha256(repr((_SOURCE, _OVERLAPPED, _INSTANCE, FLAGS, ARCHITECTURE)).encode())
+    digest = hashlib.sha256(repr((_SOURCE, OVERLAPPED, _INSTANCE, FLAGS, ARCHITECTURE)).encode())
     for folder in ("cute", "cutlass"):
         if not os.path.isdir(os.path.join(include, folder)):
             raise FileNotFoundError(f"{include} has no {folder} headers")
@@ -320,7 +320,7 @@ def source_text(spec: KernelSpec) -> str:
     """The CUDA source of one kernel."""
     smem, swizzle, padding = smem_bytes(spec)
     if spec.depth:
-        return _OVERLAPPED + _INSTANCE.format(**spec._asdict(), swizzle=swizzle, smem=smem)
+        return OVERLAPPED + _INSTANCE.format(**spec._asdict(), swizzle=swizzle, smem=smem)
     return _SOURCE.format(**spec._asdict(), padding=padding, swizzle=swizzle)
 
 

@@ -13,7 +13,7 @@ chooser counts waves but knows no step times: 256x112 tiles fill M = 2048 better
 128x160 and take a quarter longer.
 
 There are two kernels: DeepGEMM's, and for one block of rows our own, which hides a
-step's additions behind the next step's product (`overlapped_gemm.cuh`).
+step's additions behind the next step's product (`overlapped_gemm.py`).
 
 The rule sees no more of M than the number of 64-row blocks, which is why the set
 of kernels is small and can be listed. No GPU and no vLLM are needed here.

@@ -1,24 +1,30 @@
-// SPDX-License-Identifier: Apache-2.0
-//
-// Block-FP8 GEMM for one block of rows: out[M, N] = q[M, K] x weight[N, K]^T,
-// both e4m3 with float32 scales, q's 1x128 and weight's 128x128, out bfloat16.
-//
-// A decode step reads each weight once and computes next to nothing, so the time is
-// memory's, if nothing else is in its way. In DeepGEMM's kernel a step of 128 along K
-// is: wait for the copy, multiply, wait, add the scaled product, free the stage; with
-// a tile of 64x40 that chain takes 120 to 170 ns, and memory has the bytes in 156. Here
-//
-// - products alternate between two sets of registers: while the tensor cores make one,
-//   the other is scaled and added. The order of all additions is DeepGEMM's, and so is
-//   every bit of the result;
-// - a stage holds DEPTH steps that arrive by one copy each of A, its scales and B: half
-//   the barriers, half the copies to issue;
-// - weights are read with evict-first: they will not be met again before the next
-//   token, while A and the output stay in L2.
-//
-// Parameters are those of DeepGEMM's fp8_gemm_kernel, so one launcher serves both.
-// A and B are described with K split in blocks: 128 values, rows, K / 128.
+# SPDX-License-Identifier: Apache-2.0
+"""Our own block-FP8 GEMM, for one block of rows, as CUDA source.
 
+    out[M, N] = q[M, K] x weight[N, K]^T
+
+q and weight are e4m3 with float32 scales, q's 1x128 and weight's 128x128; out is
+bfloat16; M is at most BLOCK_M. Compiled by `kernel_cache`.
+
+A decode step reads each weight once and computes next to nothing, so the time is
+memory's, if nothing else is in its way. In DeepGEMM's kernel a step of 128 along K
+is: wait for the copy, multiply, wait, add the scaled product, free the stage; with
+a tile of 64x40 that chain takes 120 to 170 ns, and memory has the bytes in 156. Here
+
+- products alternate between two sets of registers: while the tensor cores make one,
+  the other is scaled and added. The order of all additions is DeepGEMM's, and so is
+  every bit of the result;
+- a stage holds DEPTH steps that arrive by one copy each of A, its scales and B: half
+  the barriers, half the copies to issue;
+- weights are read with evict-first: they will not be met again before the next
+  token, while A and the output stay in L2.
+
+Parameters are those of DeepGEMM's fp8_gemm_kernel, so one launcher serves both.
+A and B are described with K split in blocks: 128 values, rows, K / 128. A module and
+not a header, since builds from a source tree leave out what is no Python file.
+"""
+
+SOURCE = r"""
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cutlass/arch/barrier.h>
@@ -230,3 +236,4 @@ overlapped_gemm(void*, const float* scales_b, void*, uint32_t rows,
 }
 
 }  // namespace deep_gemm_linear
+"""
