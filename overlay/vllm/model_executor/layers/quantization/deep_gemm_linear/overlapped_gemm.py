@@ -154,13 +154,12 @@ overlapped_gemm(void*, const float* scales_b, void*, uint32_t rows,
                 warpgroup_fence_operand(product[i]);
             const float s_00 = by.a_0 * by.b_0, s_10 = by.a_1 * by.b_0;
             const float s_01 = by.a_0 * by.b_1, s_11 = by.a_1 * by.b_1;
+            // A thread has two columns of `row` and two of `row + 8` in each group of 8.
             #pragma unroll
-            for (uint32_t i = 0; i < SUMS / 4; ++i) {
-                const bool first = UNIFORM or i < former;
-                sums[i * 4 + 0] += (first ? s_00 : s_01) * product[i * 4 + 0];
-                sums[i * 4 + 1] += (first ? s_00 : s_01) * product[i * 4 + 1];
-                sums[i * 4 + 2] += (first ? s_10 : s_11) * product[i * 4 + 2];
-                sums[i * 4 + 3] += (first ? s_10 : s_11) * product[i * 4 + 3];
+            for (uint32_t i = 0; i < SUMS; ++i) {
+                const bool first = UNIFORM or i / 4 < former;
+                const float scale = i % 4 < 2 ? (first ? s_00 : s_01) : (first ? s_10 : s_11);
+                sums[i] += scale * product[i];
             }
         };
         // ptxas keeps a product under way only within straight code, hence the unrolling.
